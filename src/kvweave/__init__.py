@@ -1,0 +1,1 @@
+"""kvweave moves a request's KV cache between LLM engines of different shape."""
