@@ -16,130 +16,11 @@ neighbouring layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvweave.core.array import Axis, CacheArray, ChunkReach, DType, FullReach, TokenAxis, WindowReach
 from kvweave.errors import ConfigurationError
-
-_ITEM_BYTES = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "uint8": 1, "int8": 1, "fp8_ds_mla": 656,
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class DType:
-    """An element's type: a name that both sides must share, and its size in bytes.
-
-    An element may be an opaque run of bytes (a quantised MLA entry with its scales inside): give it a name and a size.
-    """
-
-    name: str
-    nbytes: int
-
-    def __post_init__(self) -> None:
-        _require_positive("dtype " + self.name, "nbytes", self.nbytes)
-
-    @staticmethod
-    def of(name: str | DType) -> DType:
-        """The dtype of that name.
-
-        >>> DType.of("bfloat16").nbytes
-        2
-        """
-        if isinstance(name, DType):
-            return name
-        if name not in _ITEM_BYTES:
-            raise ConfigurationError(f"dtype: {name!r} is not known; use one of {', '.join(sorted(_ITEM_BYTES))}")
-        return DType(name, _ITEM_BYTES[name])
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """One named axis: ``size`` elements, split by tensor parallelism in ``units`` equal parts.
-
-    ``units`` 0 means that every tensor rank holds all of it.
-    """
-
-    name: str
-    size: int
-    units: int = 0
-
-    def __post_init__(self) -> None:
-        _require_positive(f"axis {self.name}", "size", self.size)
-        if self.units < 0 or (self.units and self.size % self.units):
-            raise ConfigurationError(f"axis {self.name}: size {self.size} is not a multiple of its {self.units} units")
-
-
-@dataclass(frozen=True, slots=True)
-class FullReach:
-    """Every token stays visible."""
-
-    def first_needed(self, next_token: int) -> int:
-        """The first token that computing ``next_token`` looks at."""
-        return 0
-
-
-@dataclass(frozen=True, slots=True)
-class WindowReach:
-    """The last ``tokens`` tokens are visible, the computed one included (vLLM's ``sliding_window``)."""
-
-    tokens: int
-
-    def first_needed(self, next_token: int) -> int:
-        """The first token that computing ``next_token`` looks at."""
-        return max(0, next_token - self.tokens + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkReach:
-    """The tokens of the current chunk are visible (vLLM's ``attention_chunk_size``)."""
-
-    tokens: int
-
-    def first_needed(self, next_token: int) -> int:
-        """The first token that computing ``next_token`` looks at."""
-        return next_token // self.tokens * self.tokens
-
-
-Reach = FullReach | WindowReach | ChunkReach
-
-
-@dataclass(frozen=True, slots=True)
-class TokenAxis:
-    """An array's token axis: one entry for ``tokens_per_entry`` tokens; entry j exists once token (j+1)*r - 1 does."""
-
-    tokens_per_entry: int = 1
-    reach: Reach = field(default_factory=FullReach)
-    dcp_sharded: bool = True
-
-    def __post_init__(self) -> None:
-        _require_positive("token axis", "tokens_per_entry", self.tokens_per_entry)
-        if not isinstance(self.reach, FullReach):
-            _require_positive("token axis", "window or chunk", self.reach.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class CacheArray:
-    """One named logical array of a layer. ``tokens`` is None for a per-request state."""
-
-    part: str
-    axes: tuple[Axis, ...]
-    dtype: DType
-    tokens: TokenAxis | None
-
-    def __post_init__(self) -> None:
-        names = [axis.name for axis in self.axes]
-        if len(set(names)) != len(names):
-            raise ConfigurationError(f"array {self.part}: axis names {names} repeat; give each axis its own name")
-
-    @property
-    def entry_bytes(self) -> int:
-        """Bytes of one entry (or of the whole state) over the whole model."""
-        total = self.dtype.nbytes
-        for axis in self.axes:
-            total *= axis.size
-        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,70 +217,6 @@ class UniformTypeKVCacheSpecs:
     kv_cache_specs: Mapping[str, LayerSpec]
 
 
-@dataclass(frozen=True, slots=True)
-class CacheLayer:
-    """A module that caches something: its name, the decoder layer it belongs to (for pipeline stages), its spec."""
-
-    name: str
-    index: int
-    spec: LayerSpec
-
-
-@dataclass(frozen=True, slots=True)
-class KVCacheGroup:
-    """Layers that share one block table per request."""
-
-    name: str
-    layers: tuple[CacheLayer, ...]
-
-    def __post_init__(self) -> None:
-        if not self.layers:
-            raise ConfigurationError(f"group {self.name}: it has no layers; leave the group out")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCache:
-    """Everything that one model caches. ``fingerprint`` tells a fine-tune of the same shape from its parent."""
-
-    name: str
-    num_layers: int
-    groups: tuple[KVCacheGroup, ...]
-    fingerprint: str = ""
-
-    def __post_init__(self) -> None:
-        _require_positive(f"model {self.name}", "num_layers", self.num_layers)
-        seen: set[tuple[str, str]] = set()
-        for layer in self.layers():
-            if not 0 <= layer.index < self.num_layers:
-                raise ConfigurationError(
-                    f"layer {layer.name}: index {layer.index} is outside the model's {self.num_layers} layers"
-                )
-            for array in layer.spec.arrays():
-                if (layer.name, array.part) in seen:
-                    raise ConfigurationError(f"layer {layer.name}: part {array.part} appears twice; name each once")
-                seen.add((layer.name, array.part))
-
-    def layers(self) -> Iterator[CacheLayer]:
-        """All layers that cache something, group by group."""
-        for group in self.groups:
-            yield from group.layers
-
-    def bytes_per_token(self) -> float:
-        """Bytes that one more token adds over the whole model, each array counted once (windows never full)."""
-        return sum(
-            array.entry_bytes / array.tokens.tokens_per_entry
-            for layer in self.layers()
-            for array in layer.spec.arrays()
-            if array.tokens is not None
-        )
-
-    def bytes_per_request(self) -> int:
-        """Bytes of all per-request states over the whole model, each array counted once."""
-        return sum(
-            array.entry_bytes for layer in self.layers() for array in layer.spec.arrays() if array.tokens is None
-        )
-
-
 def get_representative_spec_type(spec: LayerSpec | UniformTypeKVCacheSpecs) -> type[LayerSpec]:
     """The one type inside a spec, for those who want vLLM's answer; kvweave itself never asks.
 
@@ -423,8 +240,3 @@ def _key_value(
         CacheArray("k", (head, Axis("dim", head_size)), dtype, tokens),
         CacheArray("v", (head, Axis("dim", value_size)), dtype, tokens),
     )
-
-
-def _require_positive(owner: str, name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigurationError(f"{owner}: {name} is {value!r}; it must be a whole number of at least 1")

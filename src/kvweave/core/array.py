@@ -1,0 +1,138 @@
+"""Named logical arrays: what a layer caches, in the coordinates of the whole model.
+
+An array has named axes. For each axis it says into how many units tensor parallelism may split it. It either has a
+token axis or is a per-request state. A token axis may be compressed: one entry then stands for r tokens, and entry j
+exists once token (j+1)*r - 1 does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvweave.errors import ConfigurationError
+
+_ITEM_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "uint8": 1, "int8": 1, "fp8_ds_mla": 656,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """An element's type: a name that both sides must share, and its size in bytes.
+
+    An element may be an opaque run of bytes (a quantised MLA entry with its scales inside): give it a name and a size.
+    """
+
+    name: str
+    nbytes: int
+
+    def __post_init__(self) -> None:
+        require_positive("dtype " + self.name, "nbytes", self.nbytes)
+
+    @staticmethod
+    def of(name: str | DType) -> DType:
+        """The dtype of that name.
+
+        >>> DType.of("bfloat16").nbytes
+        2
+        """
+        if isinstance(name, DType):
+            return name
+        if name not in _ITEM_BYTES:
+            raise ConfigurationError(f"dtype: {name!r} is not known; use one of {', '.join(sorted(_ITEM_BYTES))}")
+        return DType(name, _ITEM_BYTES[name])
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One named axis: ``size`` elements, split by tensor parallelism in ``units`` equal parts.
+
+    ``units`` 0 means that every tensor rank holds all of it.
+    """
+
+    name: str
+    size: int
+    units: int = 0
+
+    def __post_init__(self) -> None:
+        require_positive(f"axis {self.name}", "size", self.size)
+        if self.units < 0 or (self.units and self.size % self.units):
+            raise ConfigurationError(f"axis {self.name}: size {self.size} is not a multiple of its {self.units} units")
+
+
+@dataclass(frozen=True, slots=True)
+class FullReach:
+    """Every token stays visible."""
+
+    def first_needed(self, next_token: int) -> int:
+        """The first token that computing ``next_token`` looks at."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReach:
+    """The last ``tokens`` tokens are visible, the computed one included (vLLM's ``sliding_window``)."""
+
+    tokens: int
+
+    def first_needed(self, next_token: int) -> int:
+        """The first token that computing ``next_token`` looks at."""
+        return max(0, next_token - self.tokens + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReach:
+    """The tokens of the current chunk are visible (vLLM's ``attention_chunk_size``)."""
+
+    tokens: int
+
+    def first_needed(self, next_token: int) -> int:
+        """The first token that computing ``next_token`` looks at."""
+        return next_token // self.tokens * self.tokens
+
+
+Reach = FullReach | WindowReach | ChunkReach
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAxis:
+    """An array's token axis: one entry for ``tokens_per_entry`` tokens; entry j exists once token (j+1)*r - 1 does."""
+
+    tokens_per_entry: int = 1
+    reach: Reach = field(default_factory=FullReach)
+    dcp_sharded: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive("token axis", "tokens_per_entry", self.tokens_per_entry)
+        if not isinstance(self.reach, FullReach):
+            require_positive("token axis", "window or chunk", self.reach.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheArray:
+    """One named logical array of a layer. ``tokens`` is None for a per-request state."""
+
+    part: str
+    axes: tuple[Axis, ...]
+    dtype: DType
+    tokens: TokenAxis | None
+
+    def __post_init__(self) -> None:
+        names = [axis.name for axis in self.axes]
+        if len(set(names)) != len(names):
+            raise ConfigurationError(f"array {self.part}: axis names {names} repeat; give each axis its own name")
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of one entry (or of the whole state) over the whole model."""
+        total = self.dtype.nbytes
+        for axis in self.axes:
+            total *= axis.size
+        return total
+
+
+def require_positive(owner: str, name: str, value: int) -> None:
+    """Raises ``ConfigurationError`` unless ``value`` is a whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigurationError(f"{owner}: {name} is {value!r}; it must be a whole number of at least 1")

@@ -1,0 +1,74 @@
+"""A whole model's cache: its layers, and which of them share a block table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvweave.core.array import require_positive
+from kvweave.core.spec import LayerSpec
+from kvweave.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayer:
+    """A module that caches something: its name, the decoder layer it belongs to (for pipeline stages), its spec."""
+
+    name: str
+    index: int
+    spec: LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheGroup:
+    """Layers that share one block table per request."""
+
+    name: str
+    layers: tuple[CacheLayer, ...]
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ConfigurationError(f"group {self.name}: it has no layers; leave the group out")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCache:
+    """Everything that one model caches. ``fingerprint`` tells a fine-tune of the same shape from its parent."""
+
+    name: str
+    num_layers: int
+    groups: tuple[KVCacheGroup, ...]
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        require_positive(f"model {self.name}", "num_layers", self.num_layers)
+        seen: set[tuple[str, str]] = set()
+        for layer in self.layers():
+            if not 0 <= layer.index < self.num_layers:
+                raise ConfigurationError(
+                    f"layer {layer.name}: index {layer.index} is outside the model's {self.num_layers} layers"
+                )
+            for array in layer.spec.arrays():
+                if (layer.name, array.part) in seen:
+                    raise ConfigurationError(f"layer {layer.name}: part {array.part} appears twice; name each once")
+                seen.add((layer.name, array.part))
+
+    def layers(self) -> Iterator[CacheLayer]:
+        """All layers that cache something, group by group."""
+        for group in self.groups:
+            yield from group.layers
+
+    def bytes_per_token(self) -> float:
+        """Bytes that one more token adds over the whole model, each array counted once (windows never full)."""
+        return sum(
+            array.entry_bytes / array.tokens.tokens_per_entry
+            for layer in self.layers()
+            for array in layer.spec.arrays()
+            if array.tokens is not None
+        )
+
+    def bytes_per_request(self) -> int:
+        """Bytes of all per-request states over the whole model, each array counted once."""
+        return sum(
+            array.entry_bytes for layer in self.layers() for array in layer.spec.arrays() if array.tokens is None
+        )
