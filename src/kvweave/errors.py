@@ -97,6 +97,7 @@ class TransportErrorKind(StrEnum):
     REJECTED = "rejected"
     TIMED_OUT = "timed_out"
     UNAVAILABLE = "unavailable"
+    CANCELLED = "cancelled"
 
 
 class TransportError(KVWeaveError):

@@ -1,0 +1,97 @@
+"""The rows of a read: which bytes of the source go where in the target, and how a long read is cut into posts.
+
+Row i copies ``nbytes[i]`` bytes from ``source_address[i]`` in the peer's memory to ``target_address[i]`` in ours::
+
+    source   ....AAAA....BB......        row 0: A, 4 bytes
+    target   ..BB........AAAA....        row 1: B, 2 bytes
+
+All rows of one read share a memory kind and a device on each side. Addresses are those of the process that owns them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvweave.errors import LocalProtocolError
+
+UInt64Array = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadRows:
+    """Rows of one read: three uint64 arrays of shape (rows,), and where each side's memory lives.
+
+    Raises ``LocalProtocolError`` when the arrays differ in shape or type, or a row is empty or passes the end of the
+    address space. Target ranges must not overlap: that is the plan's promise and is not checked here.
+    """
+
+    source_address: UInt64Array
+    target_address: UInt64Array
+    nbytes: UInt64Array
+    source_memory: str = "DRAM"
+    source_device: int = 0
+    target_memory: str = "DRAM"
+    target_device: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("source_address", "target_address", "nbytes"):
+            array = getattr(self, name)
+            if array.dtype != np.uint64 or array.shape != (len(self.nbytes),):
+                raise LocalProtocolError(
+                    f"read rows: {name} is {array.dtype} of shape {array.shape}; it must be uint64 of shape "
+                    f"({len(self.nbytes)},), as nbytes is"
+                )
+        if not self.nbytes.all():
+            row = int(np.flatnonzero(self.nbytes == 0)[0])
+            raise LocalProtocolError(f"read rows: nbytes of row {row} is 0; leave empty rows out")
+        for name in ("source_address", "target_address"):
+            address = getattr(self, name)
+            if (address + self.nbytes < address).any():
+                raise LocalProtocolError(f"read rows: a row of {name} passes the end of the 64-bit address space")
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that the whole read moves."""
+        return int(self.nbytes.sum())
+
+    def take(self, start: int, stop: int) -> ReadRows:
+        """The rows ``start <= i < stop``, sharing this read's arrays."""
+        part = slice(start, stop)
+        return ReadRows(
+            self.source_address[part], self.target_address[part], self.nbytes[part],
+            self.source_memory, self.source_device, self.target_memory, self.target_device,
+        )  # fmt: skip
+
+
+def cut_long_rows(rows: ReadRows, most_bytes: int) -> ReadRows:
+    """The same bytes with no row longer than ``most_bytes``; ``rows`` itself when none is."""
+    if len(rows) == 0 or rows.nbytes.max() <= most_bytes:
+        return rows
+    pieces = (rows.nbytes + np.uint64(most_bytes - 1)) // np.uint64(most_bytes)
+    origin = np.repeat(np.arange(len(rows)), pieces.astype(np.int64))
+    first = np.cumsum(pieces) - pieces
+    offset = (np.arange(len(origin), dtype=np.uint64) - first[origin]) * np.uint64(most_bytes)
+    nbytes = np.minimum(rows.nbytes[origin] - offset, np.uint64(most_bytes))
+    return ReadRows(
+        rows.source_address[origin] + offset, rows.target_address[origin] + offset, nbytes,
+        rows.source_memory, rows.source_device, rows.target_memory, rows.target_device,
+    )  # fmt: skip
+
+
+def split_into_posts(rows: ReadRows, most_bytes: int, most_rows: int) -> Iterator[ReadRows]:
+    """The same bytes as consecutive posts of at most ``most_bytes`` bytes and ``most_rows`` rows each."""
+    rows = cut_long_rows(rows, most_bytes)
+    ends = np.cumsum(rows.nbytes, dtype=np.uint64)
+    start, before = 0, 0
+    while start < len(rows):
+        stop = int(np.searchsorted(ends, np.uint64(before + most_bytes), side="right"))
+        stop = min(stop, start + most_rows)
+        yield rows.take(start, stop)
+        start, before = stop, int(ends[stop - 1])
