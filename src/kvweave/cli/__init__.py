@@ -1,1 +1,1 @@
-"""TODO"""
+"""The command line: typer commands and rich rendering; every answer is computed by the layers below."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Engines that kvweave brings along: a model library computes, kvweave's paged memory keeps the cache."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Translations between other projects' engines and kvweave's public interface."""

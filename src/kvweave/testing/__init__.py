@@ -1,1 +1,1 @@
-"""TODO"""
+"""For tests of kvweave and of engines that embed it: the byte oracle, strategies and contract suites."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Moving bytes: one small interface and its implementations, in memory and over NIXL."""
