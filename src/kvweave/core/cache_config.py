@@ -59,15 +59,15 @@ class CacheConfig:
     """
 
     block_size: int = 16
-    layout: KVLayout = KVLayout.LBHNC
+    layout: str = KVLayout.LBHNC
     num_blocks: int = 1024
     kernel_block_size: int | None = None
-    packing: KeyValuePacking = KeyValuePacking.CONTENT
-    conv_order: ConvOrder = ConvOrder.SD
+    packing: str = KeyValuePacking.CONTENT
+    conv_order: str = ConvOrder.SD
     page_padding: int = 0
     dtype: str | None = None
     speculative_blocks: int = 0
-    memory: MemoryKind = MemoryKind.DRAM
+    memory: str = MemoryKind.DRAM
     device: int = 0
 
     def __post_init__(self) -> None:
