@@ -16,7 +16,7 @@ STEP := tools/step
 export KVWEAVE_PROMPT := $(value PROMPT)
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo sweep test parity check static format-check lint types imports docs format bench clean
+.PHONY: environment help demo sweep test parity check static format-check lint types imports docs format bench clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,8 @@ test: .venv/.test  ## All tests but the parity tests
 
 parity: .venv-vllm/.parity  ## The mapping against the installed vLLM's own, in .venv-vllm
 	@KVWEAVE_REQUIRE_VLLM=1 $(VLLM_BIN)/python -m pytest tests/parity $(ARGS)
+
+environment: .venv/.test
 
 check: static test  ## Format, lint, types, imports, then the tests and docs examples
 

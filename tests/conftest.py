@@ -1,0 +1,29 @@
+"""Order of the tests, so that the cheap and telling ones fail first, and how hypothesis runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("default", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+ORDER = ("core", "models", "protocol", "transport", "conformance", "runtime", "engines", "integrations", "sim", "testing")
+LAST = ("cli", "parity", "bench", "examples", "e2e", "faults")
+ROOT = Path(__file__).parent
+
+
+def rank(path: Path) -> int:
+    """Doctests and the house first, then the layers from below, then what starts processes."""
+    folder = path.relative_to(ROOT).parts[0] if path.is_relative_to(ROOT) else ""
+    if folder in LAST:
+        return 100 + LAST.index(folder)
+    return 1 + ORDER.index(folder) if folder in ORDER else 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: rank(item.path))
