@@ -18,7 +18,7 @@ Rules that every implementation keeps (``kvweave.testing.transport_contract`` ho
   handle, as ``FAILED`` with a ``TransportError``.
 - ``DONE`` means that every byte is in the target memory. ``DONE`` and ``FAILED`` are terminal: from then on the read
   writes nowhere, so its target memory may be used again. A failed read may have written a part of its target ranges.
-- After ``disconnect(peer)`` and ``close()`` every read of the peer, or of all peers, is terminal.
+- A peer's death is seen by reading from it, never by asking: a stopped process may still be read, a dead one is lost.
 """
 
 from __future__ import annotations
@@ -28,26 +28,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol
 
-from kvweave.errors import LocalProtocolError, TransportError, TransportErrorKind
+from kvweave.errors import LocalProtocolError, TransportError
+from kvweave.transport.regions import MemoryRegion
 from kvweave.transport.rows import ReadRows
 
 __all__ = ["READ_TRANSITIONS", "MemoryRegion", "ReadEvent", "ReadHandle", "ReadRows", "ReadState", "Transport"]
-
-
-class MemoryRegion(Protocol):
-    """What a transport must know of a region; ``kvweave.core.layout.Region`` is one.
-
-    ``memory`` is "DRAM" or "VRAM"; ``device`` is the GPU's number, 0 for DRAM.
-    """
-
-    @property
-    def address(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def memory(self) -> str: ...
-    @property
-    def device(self) -> int: ...
 
 
 class ReadState(StrEnum):
@@ -77,6 +62,7 @@ READ_TRANSITIONS: Mapping[tuple[ReadState, ReadEvent], ReadState] = MappingProxy
         (ReadState.IN_PROGRESS, ReadEvent.COMPLETE): ReadState.DONE,
         (ReadState.IN_PROGRESS, ReadEvent.FAIL): ReadState.FAILED,
         (ReadState.IN_PROGRESS, ReadEvent.CANCEL): ReadState.CANCELLING,
+        (ReadState.CANCELLING, ReadEvent.COMPLETE): ReadState.FAILED,
         (ReadState.CANCELLING, ReadEvent.FAIL): ReadState.FAILED,
         (ReadState.CANCELLING, ReadEvent.CANCEL): ReadState.CANCELLING,
         (ReadState.DONE, ReadEvent.CANCEL): ReadState.DONE,
@@ -87,7 +73,10 @@ READ_TRANSITIONS: Mapping[tuple[ReadState, ReadEvent], ReadState] = MappingProxy
 
 
 class ReadHandle:
-    """One read, as its caller sees it: the peer it reads from, its state, and the error once it has failed."""
+    """One read, as its caller sees it: the peer it reads from, its state, and why it fails or is being cancelled.
+
+    The methods are for transports alone; callers look at ``state`` and ``error``.
+    """
 
     __slots__ = ("error", "peer", "state")
 
@@ -100,17 +89,26 @@ class ReadHandle:
         reason = f", {self.error}" if self.error else ""
         return f"<read from {self.peer}: {self.state.value}{reason}>"
 
-    def apply(self, event: ReadEvent) -> None:
-        """Moves to the next state by the table; for transports alone."""
+    def complete(self) -> None:
+        """Ends the read: DONE, or FAILED when it was being cancelled."""
+        self._apply(ReadEvent.COMPLETE)
+
+    def fail(self, error: TransportError) -> None:
+        """Ends the read as FAILED; the first error that it met stays."""
+        self.error = self.error or error
+        self._apply(ReadEvent.FAIL)
+
+    def cancel(self, error: TransportError) -> None:
+        """Dooms the read to fail, once nothing of it can write any more; a terminal one stays as it is."""
+        if not self.state.terminal:
+            self.error = self.error or error
+        self._apply(ReadEvent.CANCEL)
+
+    def _apply(self, event: ReadEvent) -> None:
         following = READ_TRANSITIONS.get((self.state, event))
         if following is None:
             raise LocalProtocolError(f"read from {self.peer}: {event.value} cannot happen while {self.state.value}")
         self.state = following
-
-    def fail(self, kind: TransportErrorKind, message: str) -> None:
-        """Ends the read with an error, which is set before the state is; for transports alone."""
-        self.error = TransportError(kind, message)
-        self.apply(ReadEvent.FAIL)
 
 
 class Transport(Protocol):
@@ -119,7 +117,7 @@ class Transport(Protocol):
     def register(self, regions: Sequence[MemoryRegion]) -> None:
         """Makes memory readable by peers and usable as a target; before ``agent_data()`` is handed out.
 
-        Raises ``TransportError`` (REJECTED) when the memory cannot be registered.
+        Raises ``TransportError`` (REJECTED) when regions overlap, or the memory cannot be registered.
         """
         ...
 
@@ -143,7 +141,7 @@ class Transport(Protocol):
         ...
 
     def cancel(self, handle: ReadHandle) -> None:
-        """Stops a read as soon as possible: it becomes FAILED (CANCELLED). A terminal one stays as it is."""
+        """Starts no more of a read: it becomes FAILED (CANCELLED) once what is under way has ended."""
         ...
 
     def progress(self) -> int:
@@ -151,9 +149,11 @@ class Transport(Protocol):
         ...
 
     def disconnect(self, peer: str) -> None:
-        """Forgets a peer; its reads fail PEER_LOST. An unknown peer is ignored."""
+        """Forgets a peer; its reads fail PEER_LOST once what is under way has ended. An unknown peer is ignored."""
         ...
 
     def close(self) -> None:
-        """Ends every read (UNAVAILABLE), forgets every peer, gives up all registrations. Closing again is harmless."""
+        """Ends every read at once (UNAVAILABLE), forgets peers and memory. Afterwards only harmless calls are allowed:
+        ``close``, ``cancel``, ``disconnect`` and ``progress`` (0); the others raise ``LocalProtocolError``.
+        """
         ...

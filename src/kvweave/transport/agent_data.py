@@ -1,0 +1,62 @@
+"""Agent data: what a peer needs to know of a transport before it can read from it.
+
+::
+
+    magic | name length, region count, probe address (u64 each) | probe | name | region records | payload
+
+The probe is a few bytes at the probe address that change with every transport: a peer that reads them there knows that
+the connection works and that it reaches the right memory. The payload is the transport's own (NIXL's agent metadata).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvweave.errors import TransportError, TransportErrorKind
+from kvweave.transport.regions import REGION_RECORD, RegionTable
+
+PROBE_BYTES = 16
+MOST_NAME_BYTES = 255
+_MAGIC = b"kvweave-agent/1\n"
+_HEAD = struct.Struct(f"<{len(_MAGIC)}sQQQ{PROBE_BYTES}s")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentData:
+    """One transport's agent data, decoded."""
+
+    name: str
+    regions: RegionTable
+    probe_address: int
+    probe: bytes
+    payload: bytes
+
+    def encode(self) -> bytes:
+        """The bytes to hand to a peer."""
+        name = self.name.encode()
+        head = _HEAD.pack(_MAGIC, len(name), len(self.regions), self.probe_address, self.probe)
+        return head + name + self.regions.records.tobytes() + self.payload
+
+    @staticmethod
+    def decode(data: bytes) -> AgentData:
+        """Agent data from a peer's bytes; raises ``TransportError`` (REJECTED) when they are malformed."""
+        if len(data) < _HEAD.size or not data.startswith(_MAGIC):
+            raise _malformed(f"{len(data)} bytes starting with {data[:8]!r} are not of this version")
+        _, name_bytes, regions, probe_address, probe = _HEAD.unpack_from(data)
+        names_end = _HEAD.size + name_bytes
+        regions_end = names_end + regions * REGION_RECORD.itemsize
+        if not 0 < name_bytes <= MOST_NAME_BYTES or regions_end > len(data):
+            raise _malformed(f"a name of {name_bytes} bytes and {regions} regions do not fit {len(data)} bytes")
+        records = np.frombuffer(data, REGION_RECORD, count=regions, offset=names_end)
+        try:
+            name = data[_HEAD.size : names_end].decode()
+        except UnicodeDecodeError as error:
+            raise _malformed(f"the name is not UTF-8: {error}") from error
+        return AgentData(name, RegionTable(records), probe_address, probe, data[regions_end:])
+
+
+def _malformed(message: str) -> TransportError:
+    return TransportError(TransportErrorKind.REJECTED, f"agent data: {message}")

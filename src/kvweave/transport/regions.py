@@ -1,0 +1,116 @@
+"""Which memory is registered, and whether rows lie inside it.
+
+A row must lie inside one region: neighbouring regions are not joined, because the hardware's keys are per region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvweave.errors import TransportError, TransportErrorKind
+from kvweave.transport.rows import ReadRows, UInt64Array
+
+MEMORY_KINDS = ("DRAM", "VRAM")
+REGION_RECORD = np.dtype([("address", "<u8"), ("nbytes", "<u8"), ("device", "<u4"), ("memory", "<u4")])
+"""One region in agent data; ``memory`` counts in ``MEMORY_KINDS``."""
+
+Span = tuple[UInt64Array, UInt64Array]
+
+
+class MemoryRegion(Protocol):
+    """What a transport must know of a region; ``kvweave.core.layout.Region`` is one.
+
+    ``memory`` is "DRAM" or "VRAM"; ``device`` is the GPU's number, 0 for DRAM.
+    """
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def memory(self) -> str: ...
+    @property
+    def device(self) -> int: ...
+
+
+class RegionTable:
+    """Registered regions, frozen. Raises ``TransportError`` (REJECTED) for regions that overlap or cannot exist."""
+
+    __slots__ = ("_spans", "records")
+
+    def __init__(self, records: npt.NDArray[np.void] | None = None) -> None:
+        self.records = np.zeros(0, REGION_RECORD) if records is None else records
+        self._spans: dict[tuple[str, int], Span] = {}
+        if (self.records["memory"] >= len(MEMORY_KINDS)).any():
+            raise _rejected(f"memory kind {self.records['memory'].max()} is not known; {', '.join(MEMORY_KINDS)} are")
+        for memory, device in np.unique(self.records[["memory", "device"]]).tolist():
+            chosen = self.records[(self.records["memory"] == memory) & (self.records["device"] == device)]
+            self._spans[MEMORY_KINDS[memory], device] = _span(chosen)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def with_regions(self, regions: Iterable[MemoryRegion]) -> RegionTable:
+        """This table and ``regions``."""
+        added = np.array([_record(region) for region in regions], REGION_RECORD)
+        return RegionTable(np.concatenate((self.records, added)))
+
+    def first_outside(self, memory: str, device: int, address: UInt64Array, nbytes: UInt64Array) -> int | None:
+        """The first row that does not lie inside one region, or None."""
+        starts, ends = self._spans.get((memory, device), (np.zeros(0, np.uint64), np.zeros(0, np.uint64)))
+        if len(starts) == 0:
+            return 0 if len(address) else None
+        slot = np.searchsorted(starts, address, side="right") - 1
+        inside = (slot >= 0) & (address + nbytes <= ends[np.maximum(slot, 0)])
+        return None if inside.all() else int(np.argmin(inside))
+
+
+def outside_error(rows: ReadRows, source: RegionTable, target: RegionTable) -> TransportError | None:
+    """Why the rows may not be read (NOT_REGISTERED), naming the first bad row; None when all lie in one region each."""
+    sides = (
+        ("source", source, rows.source_memory, rows.source_device, rows.source_address),
+        ("target", target, rows.target_memory, rows.target_device, rows.target_address),
+    )
+    for side, table, memory, device, address in sides:
+        row = table.first_outside(memory, device, address, rows.nbytes)
+        if row is not None:
+            return TransportError(
+                TransportErrorKind.NOT_REGISTERED,
+                f"row {row}: the {side}'s {int(rows.nbytes[row])} bytes at {int(address[row]):#x} are not inside one "
+                f"of its {len(table)} registered regions ({memory} {device}); register the memory on the {side} first",
+            )
+    return None
+
+
+def _record(region: MemoryRegion) -> tuple[int, int, int, int]:
+    if region.memory not in MEMORY_KINDS:
+        raise _rejected(f"memory kind {region.memory!r} is not known; {', '.join(MEMORY_KINDS)} are")
+    if not (0 <= region.address < 2**64 and 0 < region.nbytes < 2**64 and 0 <= region.device < 2**32):
+        raise _rejected(
+            f"address {region.address:#x}, {region.nbytes} bytes, device {region.device}: one is out of range"
+        )
+    return region.address, region.nbytes, region.device, MEMORY_KINDS.index(region.memory)
+
+
+def _span(records: npt.NDArray[np.void]) -> Span:
+    ordered = np.sort(records, order="address")
+    starts: UInt64Array = ordered["address"].copy()
+    ends: UInt64Array = starts + ordered["nbytes"]
+    if (ends <= starts).any():
+        raise _rejected(f"the region at {int(starts[np.argmax(ends <= starts)]):#x} is empty or passes 64 bits")
+    overlaps = np.flatnonzero(starts[1:] < ends[:-1])
+    if len(overlaps):
+        first = int(overlaps[0])
+        raise _rejected(
+            f"region [{int(starts[first]):#x}, {int(ends[first]):#x}) overlaps the one at {int(starts[first + 1]):#x}; "
+            "register each byte once"
+        )
+    return starts, ends
+
+
+def _rejected(message: str) -> TransportError:
+    return TransportError(TransportErrorKind.REJECTED, f"regions: {message}")
