@@ -1,0 +1,1 @@
+"""The embedded engine: transformers computes, kvweave stores. Needs the extra ``hf``."""
