@@ -1,1 +1,33 @@
-"""kvweave moves a request's KV cache between LLM engines of different shape."""
+"""kvweave moves a request's KV cache between LLM engines of different shape.
+
+Describe two engines, check and plan the transfer between them, prove the plan, and turn a request's block tables into
+rows of bytes to read::
+
+    model = kvweave.models.load("deepseek-v3")
+    prefill = EngineLayout.build(model, ParallelConfig(tp=4), CacheConfig(block_size=16))
+    decode = EngineLayout.build(model, ParallelConfig(tp=2), CacheConfig(block_size=128))
+    plan = plan_transfer(prefill, decode)
+    plan.verify()
+"""
+
+from kvweave.core.block_table import NULL_BLOCK
+from kvweave.core.cache_config import CacheConfig
+from kvweave.core.compatibility import check_compatibility
+from kvweave.core.layout import EngineLayout
+from kvweave.core.parallel import ParallelConfig, RankCoordinates
+from kvweave.core.plan import TransferPlan, plan_transfer
+from kvweave.core.spec import get_representative_spec_type
+from kvweave.version import __version__
+
+__all__ = [
+    "NULL_BLOCK",
+    "CacheConfig",
+    "EngineLayout",
+    "ParallelConfig",
+    "RankCoordinates",
+    "TransferPlan",
+    "__version__",
+    "check_compatibility",
+    "get_representative_spec_type",
+    "plan_transfer",
+]

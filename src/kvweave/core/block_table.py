@@ -1,0 +1,93 @@
+"""Block tables: which logical blocks hold a request, one table per group of layers.
+
+Position n of a table holds the rank's local entries ``n * block_entries`` and following. ``NULL_BLOCK`` stands where a
+window has let go of a block (vLLM's null block). A state's table names its running block last, before the scratch
+blocks of speculation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvweave.errors import BlockTableError
+
+NULL_BLOCK = -1
+
+BlockTables = Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | Sequence[int] | npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockTable:
+    """One group's table on one side, checked. ``side`` and ``group`` are for messages."""
+
+    side: str
+    group: str
+    blocks: npt.NDArray[np.int64]
+
+    def lookup(self, positions: npt.NDArray[np.int64], num_blocks: int) -> npt.NDArray[np.int64]:
+        """The block ids at these positions; raises ``BlockTableError`` for a table too short or an id out of range."""
+        if not len(positions):
+            return positions
+        last = int(positions.max())
+        if last >= len(self.blocks):
+            raise BlockTableError(
+                f"{self.side} blocks, group {self.group}: {len(self.blocks)} blocks, but the tokens need {last + 1}; give the whole table"
+            )
+        found = self.blocks[positions]
+        if int(found.min()) < NULL_BLOCK or int(found.max()) >= num_blocks:
+            wrong = found[(found < NULL_BLOCK) | (found >= num_blocks)][0]
+            raise BlockTableError(
+                f"{self.side} blocks, group {self.group}: block {wrong} is not below num_blocks {num_blocks}; give ids of this engine"
+            )
+        return found
+
+    def running_block(self, scratch_blocks: int, num_blocks: int) -> int:
+        """A state's block: the last one before the scratch blocks."""
+        position = len(self.blocks) - 1 - scratch_blocks
+        if position < 0:
+            raise BlockTableError(
+                f"{self.side} blocks, group {self.group}: {len(self.blocks)} blocks, of which {scratch_blocks} are scratch; "
+                "a state needs one running block"
+            )
+        block = int(self.lookup(np.array([position], dtype=np.int64), num_blocks)[0])
+        if block == NULL_BLOCK:
+            raise BlockTableError(f"{self.side} blocks, group {self.group}: the running block is null; give its id")
+        return block
+
+
+def name_tables(side: str, groups: Sequence[str], tables: BlockTables) -> dict[str, BlockTable]:
+    """The tables by group name. Raises ``BlockTableError`` for a missing, unknown or malformed table."""
+    if isinstance(tables, Mapping):
+        named = dict(tables)
+    else:
+        nested: Sequence[object] = [tables] if len(groups) == 1 and _is_flat(tables) else list(tables)
+        if len(nested) != len(groups):
+            raise BlockTableError(f"{side} blocks: {len(nested)} tables for the groups {', '.join(groups)}; give one table per group")
+        named = dict(zip(groups, nested, strict=True))  # type: ignore[arg-type]
+    unknown, missing = sorted(set(named) - set(groups)), [group for group in groups if group not in named]
+    if unknown or missing:
+        raise BlockTableError(
+            f"{side} blocks: unknown groups {unknown}, missing groups {missing}; the engine's groups are {', '.join(groups)}"
+        )
+    return {group: BlockTable(side, group, _ids(side, group, named[group])) for group in groups}
+
+
+def _is_flat(tables: object) -> bool:
+    if isinstance(tables, np.ndarray):
+        return tables.ndim == 1
+    return isinstance(tables, Sequence) and all(isinstance(block, int | np.integer) for block in tables)
+
+
+def _ids(side: str, group: str, table: object) -> npt.NDArray[np.int64]:
+    ids = np.asarray(table)
+    if ids.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise BlockTableError(
+            f"{side} blocks, group {group}: {ids.ndim} dimensions of {ids.dtype}, wanted one dimension of whole numbers"
+        )
+    return ids.astype(np.int64, copy=False)

@@ -1,0 +1,293 @@
+"""A request's rows: plan + block tables + token range -> (source, target, bytes), coalesced.
+
+Everything along the token axis is matched by position. The wanted entries are cut where either side's memory breaks
+(block, kernel block, dcp turn); each segment has one address on each side. Neighbours that continue on both sides are
+merged before the rows are repeated for every layer, and once more at the end, so contiguous blocks cost a handful of
+rows whatever the number of tokens.
+
+What is wanted of a windowed or chunked group is what the target's non-null, not yet cached blocks cover. Of that, the
+part that the next token looks at must be there on both sides; what lies further back is copied where the source still
+has it, and the target blocks left with a hole are reported as ``incomplete``: they must never be published as a cached
+prefix.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvweave.core.array import TokenAxis
+from kvweave.core.block_table import NULL_BLOCK, BlockTable, BlockTables, name_tables
+from kvweave.core.interval import Interval
+from kvweave.core.parallel import RankCoordinates
+from kvweave.core.read import Read, ReadEnd
+from kvweave.core.replicas import Salt, choose
+from kvweave.core.runs import RunShape
+from kvweave.core.tokens import segments
+from kvweave.errors import BlockTableError
+
+Offsets = npt.NDArray[np.int64]
+Addresses = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What one target rank reads from one source rank: row n copies ``nbytes[n]`` bytes between two addresses.
+
+    Addresses and sizes are uint64; the regions say in which registered region of either rank a row lies.
+    """
+
+    source: RankCoordinates
+    source_address: Addresses
+    target_address: Addresses
+    nbytes: Addresses
+    source_region: npt.NDArray[np.int32]
+    target_region: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all rows together."""
+        return int(self.nbytes.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class RequestDescriptors(Mapping[RankCoordinates, Rows]):
+    """One request's rows for one target rank, by source rank.
+
+    ``incomplete`` names, per target group, the blocks of which some wanted entries are not at the source.
+    """
+
+    rows: Mapping[RankCoordinates, Rows]
+    incomplete: Mapping[str, tuple[int, ...]]
+
+    def __getitem__(self, source: RankCoordinates) -> Rows:
+        return self.rows[source]
+
+    def __iter__(self) -> Iterator[RankCoordinates]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that the target rank reads."""
+        return sum(rows.total_bytes for rows in self.rows.values())
+
+    @property
+    def num_rows(self) -> int:
+        """Separate pieces, over all sources."""
+        return sum(len(rows) for rows in self.rows.values())
+
+
+class _Segments(NamedTuple):
+    """Stretches of memory that are contiguous on both sides: offsets from a place's base, lengths in entries."""
+
+    source: Offsets
+    target: Offsets
+    entries: Offsets
+
+
+class _Runs(NamedTuple):
+    source: Offsets
+    target: Offsets
+    nbytes: Offsets
+
+
+def describe_request(
+    reads: Sequence[Read],
+    source_groups: Sequence[str],
+    target_groups: Sequence[str],
+    source_blocks: BlockTables,
+    target_blocks: BlockTables,
+    start_token: int,
+    num_tokens: int,
+    salt: Salt,
+) -> RequestDescriptors:
+    """The rows of one request for one target rank; see ``TransferPlan.descriptors``."""
+    if not 0 <= start_token <= num_tokens:
+        raise BlockTableError(f"tokens: start_token {start_token} and num_tokens {num_tokens}; 0 <= start_token <= num_tokens must hold")
+    request = _Request(
+        name_tables("source", source_groups, source_blocks), name_tables("target", target_groups, target_blocks), start_token, num_tokens
+    )
+    parts: dict[RankCoordinates, list[Rows]] = defaultdict(list)
+    for read in reads:
+        source = choose(read, salt)
+        rows = request.rows(read, source)
+        if len(rows):
+            parts[source.coordinates].append(rows)
+    joined = {source: _coalesce(_concatenate(parts[source])) for source in sorted(parts)}
+    return RequestDescriptors(joined, {group: tuple(sorted(blocks)) for group, blocks in request.incomplete.items() if blocks})
+
+
+class _Request:
+    """One request's tables and tokens; segments are computed once per pair of token geometries."""
+
+    def __init__(
+        self, source_tables: Mapping[str, BlockTable], target_tables: Mapping[str, BlockTable], start_token: int, num_tokens: int
+    ) -> None:
+        self._source_tables = source_tables
+        self._target_tables = target_tables
+        self._start_token = start_token
+        self._num_tokens = num_tokens
+        self._segments: dict[object, _Segments] = {}
+        self._runs: dict[object, _Runs] = {}
+        self.incomplete: dict[str, set[int]] = defaultdict(set)
+
+    def rows(self, read: Read, source: ReadEnd) -> Rows:
+        """The rows of one read from one of its sources, for all layers."""
+        found = self._cached_segments(read, source)
+        key = (id(found), read.extents, read.array.dtype.nbytes, source.geometry, read.target.geometry)
+        if key not in self._runs:
+            self._runs[key] = _merge(_runs(found, read.shape(source), source, read.target))
+        return _for_layers(self._runs[key], read, source)
+
+    def _cached_segments(self, read: Read, source: ReadEnd) -> _Segments:
+        target = read.target
+        key = (
+            source.group, target.group, read.array.tokens, source.tokens, target.tokens, source.num_blocks, target.num_blocks,
+            *(_token_strides(end) for end in (source, target)),
+        )  # fmt: skip
+        if key not in self._segments:
+            tokens = read.array.tokens
+            self._segments[key] = self._state(source, target) if tokens is None else self._entries(tokens, source, target)
+        return self._segments[key]
+
+    def _state(self, source: ReadEnd, target: ReadEnd) -> _Segments:
+        blocks = [
+            tables[end.group].running_block(end.scratch_blocks, end.num_blocks) * end.geometry.block_stride
+            for tables, end in ((self._source_tables, source), (self._target_tables, target))
+        ]
+        return _Segments(*(np.array([value], dtype=np.int64) for value in (*blocks, 1)))
+
+    def _entries(self, tokens: TokenAxis, source: ReadEnd, target: ReadEnd) -> _Segments:
+        rate = tokens.tokens_per_entry
+        wanted = Interval(self._start_token // rate, self._num_tokens // rate)
+        first, lengths = segments(wanted, (_stretch(source), _stretch(target)))
+        held = lengths > 0
+        for share in (source.tokens, target.tokens):
+            if share is not None and share.count > 1:
+                held &= share.holds(first)
+        first, lengths = first[held], lengths[held]
+        needed = first + lengths > tokens.reach.first_needed(self._num_tokens) // rate
+        source_offsets, source_block = _locate(first, source, self._source_tables[source.group])
+        target_offsets, target_block = _locate(first, target, self._target_tables[target.group])
+        _check_needed(self._source_tables[source.group], source_block, needed, first)
+        _check_needed(self._target_tables[target.group], target_block, needed, first)
+        wanted_here, there = target_block != NULL_BLOCK, source_block != NULL_BLOCK
+        self.incomplete[target.group].update(np.unique(target_block[wanted_here & ~there]).tolist())
+        kept = wanted_here & there
+        _check_distinct(self._target_tables[target.group], first[kept], target_block[kept], target)
+        return _Segments(source_offsets[kept], target_offsets[kept], lengths[kept])
+
+
+def _stretch(end: ReadEnd) -> int:
+    kernel = end.geometry.kernel_block_entries
+    return kernel if end.tokens is None else end.tokens.stretch(kernel)
+
+
+def _token_strides(end: ReadEnd) -> tuple[int, ...]:
+    geometry = end.geometry
+    return (
+        geometry.block_entries, geometry.kernel_block_entries, geometry.block_stride, geometry.kernel_stride, geometry.entry_stride,
+        end.scratch_blocks,
+    )  # fmt: skip
+
+
+def _locate(first: Offsets, end: ReadEnd, table: BlockTable) -> tuple[Offsets, Offsets]:
+    """Byte offset of each entry from the place's base, and its block id."""
+    geometry = end.geometry
+    local = first if end.tokens is None else end.tokens.local(first)
+    position, within = np.divmod(local, geometry.block_entries)
+    blocks = table.lookup(position, end.num_blocks)
+    kernel, entry = np.divmod(within, geometry.kernel_block_entries)
+    return blocks * geometry.block_stride + kernel * geometry.kernel_stride + entry * geometry.entry_stride, blocks
+
+
+def _check_needed(table: BlockTable, blocks: Offsets, needed: npt.NDArray[np.bool_], first: Offsets) -> None:
+    holes = needed & (blocks == NULL_BLOCK)
+    if holes.any():
+        raise BlockTableError(
+            f"{table.side} blocks, group {table.group}: entry {int(first[holes][0])} is needed for the next token, but its block is null; "
+            "offer the request before its window moves on"
+        )
+
+
+def _check_distinct(table: BlockTable, first: Offsets, blocks: Offsets, end: ReadEnd) -> None:
+    local = first if end.tokens is None else end.tokens.local(first)
+    positions = np.unique(local // end.geometry.block_entries)
+    if len(np.unique(blocks)) != len(positions):
+        raise BlockTableError(f"{table.side} blocks, group {table.group}: a block id appears twice; each position needs a block of its own")
+
+
+def _runs(found: _Segments, shape: RunShape, source: ReadEnd, target: ReadEnd) -> _Runs:
+    """Segments times the runs of one entry; entries that do not join are taken one by one."""
+    starts, ends, lengths = found
+    if not shape.entries_join:
+        within = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        starts = np.repeat(starts, lengths) + within * source.geometry.entry_stride
+        ends = np.repeat(ends, lengths) + within * target.geometry.entry_stride
+        lengths = np.ones(len(starts), dtype=np.int64)
+    return _Runs(
+        (starts[:, None] + shape.source_offsets).ravel(),
+        (ends[:, None] + shape.target_offsets).ravel(),
+        np.repeat(lengths * shape.run_bytes, len(shape.source_offsets)),
+    )
+
+
+def _merge(runs: _Runs) -> _Runs:
+    """Runs by rising source offset, neighbours joined that continue on both sides."""
+    order = np.argsort(runs.source, kind="stable")
+    source, target, nbytes = (column[order] for column in runs)
+    breaks = np.ones(len(source), dtype=np.bool_)
+    breaks[1:] = (source[:-1] + nbytes[:-1] != source[1:]) | (target[:-1] + nbytes[:-1] != target[1:])
+    starts = np.flatnonzero(breaks)
+    return _Runs(source[starts], target[starts], np.add.reduceat(nbytes, starts) if len(starts) else nbytes)
+
+
+def _for_layers(runs: _Runs, read: Read, source: ReadEnd) -> Rows:
+    count = len(runs.source)
+    layers = len(read.layers)
+    return Rows(
+        source.coordinates,
+        (source.addresses[:, None] + runs.source.astype(np.uint64)).ravel(),
+        (read.target.addresses[:, None] + runs.target.astype(np.uint64)).ravel(),
+        np.tile(runs.nbytes.astype(np.uint64), layers),
+        np.repeat(source.regions, count),
+        np.repeat(read.target.regions, count),
+    )
+
+
+def _concatenate(parts: list[Rows]) -> Rows:
+    if len(parts) == 1:
+        return parts[0]
+    return Rows(
+        parts[0].source,
+        np.concatenate([part.source_address for part in parts]),
+        np.concatenate([part.target_address for part in parts]),
+        np.concatenate([part.nbytes for part in parts]),
+        np.concatenate([part.source_region for part in parts]),
+        np.concatenate([part.target_region for part in parts]),
+    )
+
+
+def _coalesce(rows: Rows) -> Rows:
+    """Rows by rising source address, joined across arrays and layers where both sides continue in one region."""
+    order = np.argsort(rows.source_address, kind="stable")
+    source, target, nbytes = rows.source_address[order], rows.target_address[order], rows.nbytes[order]
+    source_region, target_region = rows.source_region[order], rows.target_region[order]
+    breaks = np.ones(len(source), dtype=np.bool_)
+    breaks[1:] = (source[:-1] + nbytes[:-1] != source[1:]) | (target[:-1] + nbytes[:-1] != target[1:])
+    breaks[1:] |= (source_region[:-1] != source_region[1:]) | (target_region[:-1] != target_region[1:])
+    starts = np.flatnonzero(breaks)
+    return Rows(
+        rows.source, source[starts], target[starts], np.add.reduceat(nbytes, starts), source_region[starts], target_region[starts]
+    )

@@ -1,0 +1,202 @@
+"""A plan: for every target rank, which box of which array comes from which source ranks.
+
+The plan is the intersection of boxes, nothing else. Eight heads, TP 2 -> 4::
+
+    source   tp0 [0,4)            tp1 [4,8)
+    target   tp0 [0,2)  tp1 [2,4)  tp2 [4,6)  tp3 [6,8)
+    reads    tp0 <- tp0 [0,2)   tp1 <- tp0 [2,4)   tp2 <- tp1 [4,6)   tp3 <- tp1 [6,8)
+
+Where the sources' boxes do not end where the target's do, the target's box is cut at their edges. Pieces that several
+sources hold alike become one read with several sources. A plan holds no request: block tables, tokens and the choice
+of a replica enter in ``TransferPlan.descriptors``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from kvweave.core.block_table import BlockTables
+from kvweave.core.compatibility import check_compatibility, uncovered
+from kvweave.core.descriptors import RequestDescriptors, describe_request
+from kvweave.core.interval import Box, box_contains, box_intersection
+from kvweave.core.layout import EngineLayout, Place, RankLayout, Shard
+from kvweave.core.parallel import RankCoordinates
+from kvweave.core.read import Read, ReadEnd
+from kvweave.core.replicas import Salt, choose
+from kvweave.core.tokens import TokenShare, shared_runs
+from kvweave.core.verify import Report, verify_plan
+from kvweave.errors import IncompatibleLayouts, Mismatch, PlanError
+
+
+@dataclass(frozen=True, eq=False)
+class TransferPlan:
+    """Who reads what from whom, between two engines of these layouts."""
+
+    prefill: EngineLayout
+    decode: EngineLayout
+    reads: Mapping[RankCoordinates, tuple[Read, ...]]
+
+    def of(self, target: RankLayout | RankCoordinates) -> tuple[Read, ...]:
+        """The reads of one target rank; raises ``PlanError`` if the plan was not made for it."""
+        coordinates = target.coordinates if isinstance(target, RankLayout) else target
+        if coordinates not in self.reads:
+            planned = ", ".join(str(rank) for rank in self.reads)
+            raise PlanError(f"target: {coordinates} is not in this plan, which has {planned}; plan it or name one of these")
+        return self.reads[coordinates]
+
+    def sources(self, target: RankLayout | RankCoordinates, salt: Salt = 0) -> dict[str, tuple[RankCoordinates, ...]]:
+        """Which prefill ranks a target reads from, per cache group of the target, for a request of that salt."""
+        found: dict[str, set[RankCoordinates]] = defaultdict(set)
+        for read in self.of(target):
+            found[read.target.group].add(choose(read, salt).coordinates)
+        return {group: tuple(sorted(ranks)) for group, ranks in found.items()}
+
+    def descriptors(
+        self,
+        target: RankLayout | RankCoordinates,
+        source_blocks: BlockTables,
+        target_blocks: BlockTables,
+        num_tokens: int,
+        start_token: int = 0,
+        salt: Salt = 0,
+    ) -> RequestDescriptors:
+        """The rows of one request for one target rank: a mapping from source rank to its rows.
+
+        ``num_tokens`` is how many tokens of the request are valid at the source, counted from its beginning;
+        ``start_token`` how many of them the target already holds. Tables give logical block ids, per group: a mapping
+        by group name or one table per group in the order of ``group_names()``; with a single group the table alone.
+        ``NULL_BLOCK`` (-1) stands where a window has no block. ``salt`` (an int that counts requests, or any text)
+        chooses among replicas. Raises ``BlockTableError`` when tables and tokens do not fit the layouts.
+        """
+        return describe_request(
+            self.of(target), self.prefill.group_names(), self.decode.group_names(), source_blocks, target_blocks,
+            start_token, num_tokens, salt,
+        )  # fmt: skip
+
+    def verify(self, num_tokens: int | None = None) -> Report:
+        """Prove the plan with labelled memory: see ``core.verify``."""
+        return verify_plan(self, num_tokens)
+
+
+def plan_transfer(
+    prefill: EngineLayout, decode: EngineLayout, target: RankLayout | RankCoordinates | None = None
+) -> TransferPlan:
+    """Plan the transfer from ``prefill`` to ``decode``: for all ranks, or for one ``target`` rank.
+
+    Raises ``IncompatibleLayouts`` with every reason when the pair cannot work.
+    """
+    problems = check_compatibility(prefill, decode)
+    if problems:
+        raise IncompatibleLayouts(problems)
+    targets = decode.ranks if target is None else (decode.at(target.coordinates if isinstance(target, RankLayout) else target),)
+    planner = _Planner(prefill, decode)
+    reads = {rank.coordinates: tuple(planner.reads(rank)) for rank in targets}
+    if planner.missing:
+        raise IncompatibleLayouts(planner.missing)
+    return TransferPlan(prefill, decode, reads)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A shard of a prefill rank that may serve."""
+
+    rank: RankLayout
+    shard: Shard
+
+
+class _Planner:
+    """Indexes the prefill side once, then plans rank after rank."""
+
+    def __init__(self, prefill: EngineLayout, decode: EngineLayout) -> None:
+        self.missing: list[Mismatch] = []
+        self._decode = decode
+        self._by_part: dict[str, list[_Source]] = defaultdict(list)
+        self._places: dict[tuple[RankCoordinates, str], dict[str, Place]] = {}
+        for rank in prefill.ranks:
+            for shard in rank.shards:
+                self._by_part[shard.array.part].append(_Source(rank, shard))
+
+    def reads(self, rank: RankLayout) -> Iterator[Read]:
+        for shard in rank.shards:
+            for layers, sources in self._layer_cells(shard):
+                for box in self._box_cells(shard, sources):
+                    yield from self._cell_reads(rank, shard, layers, box, sources)
+
+    def _layer_cells(self, target: Shard) -> Iterator[tuple[tuple[str, ...], list[_Source]]]:
+        """The target's layers, split by which sources hold them, with those sources."""
+        nearby = [
+            source for source in self._by_part[target.array.part]
+            if box_intersection(source.shard.box, target.box) and _common(source.shard.tokens, target.tokens)
+        ]  # fmt: skip
+        holders: dict[frozenset[str], list[_Source]] = defaultdict(list)
+        for source in nearby:
+            holders[source.shard.layers].append(source)
+        cells: dict[tuple[frozenset[str], ...], list[str]] = defaultdict(list)
+        for place in target.places:
+            cells[tuple(layers for layers in holders if place.layer in layers)].append(place.layer)
+        for sets, names in cells.items():
+            yield tuple(names), [source for layers in sets for source in holders[layers]]
+
+    def _box_cells(self, target: Shard, sources: list[_Source]) -> Iterator[Box]:
+        boxes = {source.shard.box for source in sources}
+        axes = [interval.cut(box[number] for box in boxes) for number, interval in enumerate(target.box)]
+        return product(*axes)
+
+    def _cell_reads(
+        self, rank: RankLayout, target: Shard, layers: tuple[str, ...], box: Box, sources: list[_Source]
+    ) -> Iterator[Read]:
+        by_share: dict[TokenShare | None, list[_Source]] = defaultdict(list)
+        for source in sources:
+            if box_contains(source.shard.box, box):
+                by_share[source.shard.tokens].append(source)
+        if uncovered(target.tokens, by_share):
+            self.missing.append(_not_held(target, layers, box))
+            return
+        position = self._positions[rank.coordinates, target.array.part, target.places[0].layer]
+        places = {place.layer: place for place in target.places}
+        end = ReadEnd.of(rank, target, box, [places[layer] for layer in layers])
+        for share in sorted(by_share, key=str):
+            ends = tuple(self._source_end(source, box, layers) for source in sorted(by_share[share], key=_by_rank))
+            yield Read(target.array, box, layers, ends, end, *position)
+
+    def _source_end(self, source: _Source, box: Box, layers: tuple[str, ...]) -> ReadEnd:
+        key = (source.rank.coordinates, source.shard.name)
+        places = self._places.get(key)
+        if places is None:
+            places = self._places[key] = {place.layer: place for place in source.shard.places}
+        return ReadEnd.of(source.rank, source.shard, box, [places[layer] for layer in layers])
+
+    @cached_property
+    def _positions(self) -> dict[tuple[RankCoordinates, str, str], tuple[int, int]]:
+        """For each target shard: which of the ranks with an equal box it is, and how many these are."""
+        equal: dict[tuple[str, str, Box, TokenShare | None], list[RankCoordinates]] = defaultdict(list)
+        for rank in self._decode.ranks:
+            for shard in rank.shards:
+                equal[shard.array.part, shard.places[0].layer, shard.box, shard.tokens].append(rank.coordinates)
+        return {
+            (coordinates, part, layer): (number, len(ranks))
+            for (part, layer, _, _), ranks in equal.items()
+            for number, coordinates in enumerate(ranks)
+        }
+
+
+def _by_rank(source: _Source) -> RankCoordinates:
+    return source.rank.coordinates
+
+
+def _common(source: TokenShare | None, target: TokenShare | None) -> bool:
+    if source is None or target is None:
+        return source is target
+    return bool(shared_runs(source, target)[0])
+
+
+def _not_held(target: Shard, layers: tuple[str, ...], box: Box) -> Mismatch:
+    wanted = ", ".join(f"{axis.name} {interval}" for axis, interval in zip(target.array.axes, box, strict=True))
+    return Mismatch(
+        f"{layers[0]} {target.array.part}", "no rank that holds it", wanted,
+        "describe every prefill rank, or state the intervals so that they cover the axis",
+    )  # fmt: skip

@@ -1,0 +1,43 @@
+"""Which of several equal sources serves a request.
+
+The target ranks that want the same bytes start evenly spread over the replicas (``ordinal * replicas // siblings``, the
+rank that follows from the TP ratio), and each request moves all of them on by its salt. A salt that counts requests is
+a rotation, so the replicas of a peer are read equally often; the choice is made once per request, not per rank.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvweave.core.read import Read, ReadEnd
+
+Salt = int | str
+"""A number that counts requests, or any text."""
+
+
+def choose(read: Read, salt: Salt = 0) -> ReadEnd:
+    """The source that serves ``read`` for a request of that salt."""
+    count = len(read.sources)
+    return read.sources[replica_position(read.ordinal, read.siblings, count, salt)]
+
+
+def replica_position(ordinal: int, siblings: int, count: int, salt: Salt = 0) -> int:
+    """Which of ``count`` replicas serves the target number ``ordinal`` of ``siblings``.
+
+    >>> [replica_position(rank, 4, 8) for rank in range(4)], replica_position(3, 4, 8, salt=1)
+    ([0, 2, 4, 6], 7)
+    """
+    return (ordinal * count // siblings + salt_number(salt)) % count
+
+
+def salt_number(salt: Salt) -> int:
+    """The number of a salt; text is hashed.
+
+    >>> salt_number(7)
+    7
+    """
+    if isinstance(salt, int):
+        return abs(salt)
+    return int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "big")

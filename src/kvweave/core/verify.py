@@ -1,0 +1,328 @@
+"""The proof of a plan, with labelled memory.
+
+Every element of a sample request gets a label that says what it is: array, layer, entry, position in the whole model.
+The labels are laid over both sides' memory by addressing each element on its own, straight from the layouts, without
+the plan's intersections, segments or merged runs. Then the plan's rows are followed byte by byte:
+
+- every wanted element of the target lies in exactly one row, and the row's source bytes bear the same label;
+- rows never overlap at the target, and move nothing beside the wanted elements;
+- every row lies inside one registered region on either side.
+
+A sample has several blocks on both sides in random order, with tails, a prefix hit, and windows that have moved on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvweave.core.block_table import NULL_BLOCK
+from kvweave.core.descriptors import RequestDescriptors, Rows
+from kvweave.core.layout import EngineLayout, RankLayout, Shard
+from kvweave.core.parallel import RankCoordinates
+
+if TYPE_CHECKING:
+    from kvweave.core.plan import TransferPlan
+
+_SEED = 20260311
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a proof looked at, and what it found wrong; ``ok`` when nothing."""
+
+    ranks: int
+    requests: int
+    rows: int
+    nbytes: int
+    elements: int
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every byte came out right."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        looked = f"{self.ranks} ranks, {self.requests} requests, {self.rows:,} rows, {self.nbytes:,} bytes, {self.elements:,} elements"
+        return f"proved: {looked}" if self.ok else f"WRONG: {looked}\n" + "\n".join(self.problems)
+
+
+class _Sample(NamedTuple):
+    """One request: valid tokens, tokens the target has, and a table per group on both sides."""
+
+    num_tokens: int
+    start_token: int
+    source: dict[str, npt.NDArray[np.int64]]
+    target: dict[str, npt.NDArray[np.int64]]
+
+
+class _Wanted(NamedTuple):
+    """What a target wants: entries from ``start_token`` on; behind the reach only where the source still has them."""
+
+    start_token: int
+    at_source: Mapping[tuple[str, str], npt.NDArray[np.bool_]]
+
+
+class _Labels(NamedTuple):
+    """Labelled memory of one rank, by rising address: element address, size, label."""
+
+    address: npt.NDArray[np.uint64]
+    nbytes: npt.NDArray[np.int64]
+    label: npt.NDArray[np.int64]
+
+
+def verify_plan(plan: TransferPlan, num_tokens: int | None = None) -> Report:
+    """Prove every rank of ``plan`` on sample requests of about ``num_tokens`` tokens (a few blocks by default)."""
+    samples = list(_samples(plan.prefill, plan.decode, num_tokens))
+    numbers = _array_numbers(plan.prefill, plan.decode)
+    problems: list[str] = []
+    rows = nbytes = elements = 0
+    for sample in samples:
+        sources: dict[RankCoordinates, _Labels] = {}
+        at_source = _at_source(plan.prefill, sample)
+        for target in plan.reads:
+            described = plan.descriptors(
+                target, sample.source, sample.target, sample.num_tokens, sample.start_token, salt=sample.start_token
+            )
+            for source in described:
+                if source not in sources:
+                    sources[source] = _labels(plan.prefill.at(source), sample.source, sample, numbers, None)
+            wanted = _labels(plan.decode.at(target), sample.target, sample, numbers, _Wanted(sample.start_token, at_source))
+            problems += [f"{target}: {problem}" for problem in _check(plan, plan.decode.at(target), described, wanted, sources)]
+            rows, nbytes, elements = rows + described.num_rows, nbytes + described.total_bytes, elements + len(wanted.address)
+    return Report(len(plan.reads), len(samples), rows, nbytes, elements, tuple(problems))
+
+
+def _samples(prefill: EngineLayout, decode: EngineLayout, num_tokens: int | None) -> Iterator[_Sample]:
+    """A whole request and one with a prefix hit, with as many tokens as both sides' pools have room for."""
+    spans = [_block_tokens(layout) for layout in (prefill, decode)]
+    room = min(_room_tokens(layout) for layout in (prefill, decode))
+    total = min(num_tokens if num_tokens is not None else 2 * max(spans) + min(spans) // 2 + 3, room)
+    random = np.random.default_rng(_SEED)
+    for start in dict.fromkeys((0, total // 3)):
+        tables = [_tables(layout, total, random) for layout in (prefill, decode)]
+        yield _Sample(total, start, tables[0], tables[1])
+
+
+def _shards(layout: EngineLayout) -> Iterator[tuple[RankLayout, Shard]]:
+    for rank in layout.ranks:
+        for shard in rank.shards:
+            yield rank, shard
+
+
+def _shard_block_tokens(shard: Shard) -> int:
+    """Tokens of the request that one block of this array reaches over."""
+    if shard.tokens is None or shard.array.tokens is None:
+        return 1
+    return shard.geometry.block_entries * shard.tokens.count * shard.array.tokens.tokens_per_entry
+
+
+def _block_tokens(layout: EngineLayout) -> int:
+    return max(_shard_block_tokens(shard) for _, shard in _shards(layout))
+
+
+def _room_tokens(layout: EngineLayout) -> int:
+    return min(
+        (shard.num_blocks * _shard_block_tokens(shard) for _, shard in _shards(layout) if shard.tokens is not None), default=1 << 20
+    )
+
+
+def _tables(layout: EngineLayout, num_tokens: int, random: np.random.Generator) -> dict[str, npt.NDArray[np.int64]]:
+    """Random distinct blocks for every group; windows have let go of what lies behind the first needed token."""
+    tables: dict[str, npt.NDArray[np.int64]] = {}
+    shards: dict[str, list[Shard]] = defaultdict(list)
+    for _, shard in _shards(layout):
+        shards[shard.group].append(shard)
+    for group, members in shards.items():
+        needed = max(_table_length(shard, num_tokens) for shard in members)
+        pool = min(shard.num_blocks for shard in members)
+        tables[group] = random.permutation(pool)[: min(needed, pool)].astype(np.int64)
+        tables[group][: min(_let_go(shard, num_tokens) for shard in members)] = NULL_BLOCK
+    return tables
+
+
+def _table_length(shard: Shard, num_tokens: int) -> int:
+    if shard.tokens is None or shard.array.tokens is None:
+        return 1 + shard.scratch_blocks
+    local = shard.tokens.num_local(num_tokens // shard.array.tokens.tokens_per_entry)
+    return max(1, -(-local // shard.geometry.block_entries))
+
+
+def _let_go(shard: Shard, num_tokens: int) -> int:
+    """Whole blocks that lie behind the first token that the next one looks at."""
+    if shard.tokens is None or shard.array.tokens is None or shard.tokens.count > 1:
+        return 0
+    first = shard.array.tokens.reach.first_needed(num_tokens) // shard.array.tokens.tokens_per_entry
+    return first // shard.geometry.block_entries
+
+
+def _array_numbers(*layouts: EngineLayout) -> dict[tuple[str, str], int]:
+    names = {(place.layer, shard.array.part) for layout in layouts for _, shard in _shards(layout) for place in shard.places}
+    return {name: number for number, name in enumerate(sorted(names))}
+
+
+def _labels(
+    rank: RankLayout,
+    tables: Mapping[str, npt.NDArray[np.int64]],
+    sample: _Sample,
+    numbers: Mapping[tuple[str, str], int],
+    wanted: _Wanted | None,
+) -> _Labels:
+    """The rank's labelled memory; with ``wanted`` only what a target wants of it."""
+    parts = [_shard_labels(rank, shard, tables[shard.group], sample, numbers, wanted) for shard in rank.shards]
+    joined = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+    order = np.argsort(joined[0], kind="stable")
+    return _Labels(*(column[order] for column in joined))
+
+
+def _shard_labels(
+    rank: RankLayout,
+    shard: Shard,
+    table: npt.NDArray[np.int64],
+    sample: _Sample,
+    numbers: Mapping[tuple[str, str], int],
+    wanted: _Wanted | None,
+) -> _Labels:
+    entries, offsets = _entry_offsets(shard, table, sample.num_tokens, wanted)
+    positions, inside, nbytes = _elements(shard)
+    per_entry = shard.array.entry_bytes
+    labels = (entries[:, None] * per_entry + positions).ravel()
+    relative = (offsets[:, None] + inside).ravel().astype(np.uint64)
+    bases = [rank.regions[place.region].address + place.offset for place in shard.places]
+    identities = [numbers[place.layer, shard.array.part] << 44 for place in shard.places]
+    address = (np.array(bases, dtype=np.uint64)[:, None] + relative).ravel()
+    label = (np.array(identities, dtype=np.int64)[:, None] + labels).ravel()
+    return _Labels(address, np.full(len(address), nbytes, dtype=np.int64), label)
+
+
+def _entry_offsets(
+    shard: Shard, table: npt.NDArray[np.int64], num_tokens: int, wanted: _Wanted | None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The entries that lie in memory, and each one's byte offset, one by one."""
+    geometry = shard.geometry
+    if shard.tokens is None or shard.array.tokens is None:
+        block = table[len(table) - 1 - shard.scratch_blocks]
+        return np.zeros(1, dtype=np.int64), np.array([block * geometry.block_stride], dtype=np.int64)
+    rate = shard.array.tokens.tokens_per_entry
+    entries = np.arange((wanted.start_token if wanted else 0) // rate, num_tokens // rate, dtype=np.int64)
+    if wanted is not None:
+        needed = entries >= shard.array.tokens.reach.first_needed(num_tokens) // rate
+        entries = entries[needed | wanted.at_source[shard.places[0].layer, shard.array.part][entries]]
+    entries = entries[entries // shard.tokens.interleave % shard.tokens.count == shard.tokens.index]
+    turn = shard.tokens.interleave * shard.tokens.count
+    local = entries // turn * shard.tokens.interleave + entries % shard.tokens.interleave
+    blocks = table[local // geometry.block_entries]
+    entries, local, blocks = (column[blocks != NULL_BLOCK] for column in (entries, local, blocks))
+    within = local % geometry.block_entries
+    kernel, rest = within // geometry.kernel_block_entries, within % geometry.kernel_block_entries
+    return entries, blocks * geometry.block_stride + kernel * geometry.kernel_stride + rest * geometry.entry_stride
+
+
+def _at_source(prefill: EngineLayout, sample: _Sample) -> dict[tuple[str, str], npt.NDArray[np.bool_]]:
+    """For each array, which entries lie in some source rank's memory."""
+    found: dict[tuple[str, str], npt.NDArray[np.bool_]] = {}
+    for _, shard in _shards(prefill):
+        held = np.zeros(sample.num_tokens + 1, dtype=np.bool_)
+        held[_entry_offsets(shard, sample.source[shard.group], sample.num_tokens, None)[0]] = True
+        for place in shard.places:
+            key = (place.layer, shard.array.part)
+            found[key] = found[key] | held if key in found else held
+    return found
+
+
+def _elements(shard: Shard) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
+    """Of one entry: each element's byte position in the whole model's array, its byte offset in memory, and its size.
+
+    The last axis counts as one element where it is whole and contiguous.
+    """
+    item = shard.array.dtype.nbytes
+    axes = list(zip(shard.array.axes, shard.box, shard.geometry.axis_strides, strict=True))
+    nbytes, reach = item, item
+    if axes and axes[-1][2] == item and len(axes[-1][1]) == axes[-1][0].size:
+        nbytes = reach = item * axes.pop()[0].size
+    positions = inside = np.zeros(1, dtype=np.int64)
+    for axis, interval, stride in reversed(axes):
+        steps = np.arange(len(interval), dtype=np.int64)[:, None]
+        positions = ((steps + interval.start) * reach + positions).ravel()
+        inside = (steps * stride + inside).ravel()
+        reach *= axis.size
+    return positions, inside, nbytes
+
+
+def _check(
+    plan: TransferPlan, target: RankLayout, described: RequestDescriptors, wanted: _Labels, sources: Mapping[RankCoordinates, _Labels]
+) -> Iterator[str]:
+    if overlapping := _overlaps(wanted.address, wanted.nbytes):
+        yield f"{overlapping} elements of the target's own layout overlap another one in memory"
+    ranks = list(described)
+    parts = [described[rank] for rank in ranks]
+    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    address = np.concatenate([part.target_address for part in parts]) if parts else np.zeros(0, dtype=np.uint64)
+    origin = np.concatenate([part.source_address for part in parts]) if parts else address
+    nbytes = np.concatenate([part.nbytes for part in parts]).astype(np.int64) if parts else np.zeros(0, dtype=np.int64)
+    for rank, part in described.items():
+        yield from _outside(f"source {rank}", plan.prefill.at(rank), part.source_region, part.source_address, part)
+        yield from _outside("target", target, part.target_region, part.target_address, part)
+    order = np.argsort(address, kind="stable")
+    address, origin, nbytes, owner = address[order], origin[order], nbytes[order], owner[order]
+    if overlapping := _overlaps(address, nbytes):
+        yield f"{overlapping} rows write over another row's bytes"
+    if int(nbytes.sum()) != int(wanted.nbytes.sum()):
+        yield f"rows move {int(nbytes.sum())} bytes, wanted are {int(wanted.nbytes.sum())}"
+    if len(wanted.address) and len(address):
+        yield from _follow(wanted, _Found(address, origin, nbytes, owner), ranks, sources)
+
+
+class _Found(NamedTuple):
+    address: npt.NDArray[np.uint64]
+    origin: npt.NDArray[np.uint64]
+    nbytes: npt.NDArray[np.int64]
+    owner: npt.NDArray[np.int64]
+
+
+def _follow(
+    wanted: _Labels, rows: _Found, ranks: list[RankCoordinates], sources: Mapping[RankCoordinates, _Labels]
+) -> Iterator[str]:
+    """From each wanted element to the row that fills it, to the label at the row's source."""
+    row = np.maximum(np.searchsorted(rows.address, wanted.address, side="right") - 1, 0)
+    within = (wanted.address - rows.address[row]).astype(np.int64)
+    covered = (wanted.address >= rows.address[row]) & (within + wanted.nbytes <= rows.nbytes[row])
+    if missed := int(np.count_nonzero(~covered)):
+        yield f"{missed} wanted elements lie in no row, or are cut by one"
+    origin = rows.origin[row] + within.astype(np.uint64)
+    for number, rank in enumerate(ranks):
+        mine = covered & (rows.owner[row] == number)
+        labels = _labels_at(sources[rank], origin[mine], wanted.nbytes[mine])
+        if wrong := int(np.count_nonzero(labels != wanted.label[mine])):
+            yield f"{wrong} elements get other bytes than their own from {rank}"
+
+
+def _labels_at(
+    labels: _Labels, address: npt.NDArray[np.uint64], nbytes: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The label of the source bytes at each address; -1 where no element of a source holds all of them."""
+    at = np.maximum(np.searchsorted(labels.address, address, side="right") - 1, 0)
+    within = (address - labels.address[at]).astype(np.int64)
+    inside = (address >= labels.address[at]) & (within + nbytes <= labels.nbytes[at])
+    return np.where(inside, labels.label[at] + within, -1)
+
+
+def _overlaps(address: npt.NDArray[np.uint64], nbytes: npt.NDArray[np.int64]) -> int:
+    ends = address[:-1] + nbytes[:-1].astype(np.uint64)
+    return int(np.count_nonzero(ends > address[1:]))
+
+
+def _outside(
+    side: str, rank: RankLayout, regions: npt.NDArray[np.int32], address: npt.NDArray[np.uint64], rows: Rows
+) -> Iterator[str]:
+    starts = np.array([region.address for region in rank.regions], dtype=np.uint64)[regions]
+    sizes = np.array([region.nbytes for region in rank.regions], dtype=np.uint64)[regions]
+    outside = (address < starts) | (rows.nbytes > sizes) | (address - starts > sizes - rows.nbytes)
+    if count := int(np.count_nonzero(outside)):
+        yield f"{count} rows leave their registered region at the {side}"
