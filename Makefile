@@ -52,7 +52,7 @@ imports: .venv/.test
 	@echo "Imports" && $(BIN)/lint-imports --no-logo 2>/dev/null || { $(BIN)/lint-imports; exit 1; }
 
 docs: .venv/.test  ## The examples of the documentation and of the docstrings
-	@$(BIN)/python -m pytest src docs README.md tests/test_docs.py $(ARGS)
+	@$(BIN)/python -m pytest src tests/test_docs.py $(ARGS)
 
 format: .venv/.test  ## Format the code and mend what the linter can mend
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
