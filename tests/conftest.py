@@ -12,7 +12,18 @@ settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-ORDER = ("core", "models", "protocol", "transport", "conformance", "runtime", "engines", "integrations", "sim", "testing")
+ORDER = (
+    "core",
+    "models",
+    "protocol",
+    "transport",
+    "conformance",
+    "runtime",
+    "engines",
+    "integrations",
+    "sim",
+    "testing",
+)
 LAST = ("cli", "parity", "bench", "examples", "e2e", "faults")
 ROOT = Path(__file__).parent
 

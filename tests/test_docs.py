@@ -54,9 +54,9 @@ def test_python_examples_run_in_order(document: Path) -> None:
             exec(compile("\n" * (example.line - 1) + example.text, str(document), "exec"), namespace)
             continue
         test = doctest.DocTestParser().get_doctest(example.text, namespace, document.name, str(document), example.line)
+        test.globs = namespace  # not a copy: functions of one example serve the next
         report: list[str] = []
         doctest.DocTestRunner(optionflags=DOCTEST_OPTIONS).run(test, out=report.append, clear_globs=False)
-        namespace = test.globs
         assert not report, "".join(report)
 
 
@@ -66,7 +66,9 @@ def test_json_examples_are_json(document: Path) -> None:
         assert json.loads(example.text)
 
 
-@pytest.mark.parametrize("command", [c for c in shell_commands("kvweave") if c.values[0].split()[1] not in SETS_ITSELF_UP])
+@pytest.mark.parametrize(
+    "command", [c for c in shell_commands("kvweave") if c.values[0].split()[1] not in SETS_ITSELF_UP]
+)
 def test_kvweave_examples_exit_with_zero(command: str, tmp_path: Path) -> None:
     arguments = shlex.split(command)[1:]
     done = subprocess.run(
