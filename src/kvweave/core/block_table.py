@@ -17,7 +17,10 @@ from kvweave.errors import BlockTableError
 
 NULL_BLOCK = -1
 
-BlockTables = Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | Sequence[int] | npt.NDArray[np.int64]
+Blocks = Sequence[int] | npt.NDArray[np.int64]
+"""One table: block ids in the order of the request's positions."""
+
+BlockTables = Mapping[str, Blocks] | Sequence[Blocks] | Blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +31,11 @@ class BlockTable:
     group: str
     blocks: npt.NDArray[np.int64]
 
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.side} blocks, group {self.group}"
+
     def lookup(self, positions: npt.NDArray[np.int64], num_blocks: int) -> npt.NDArray[np.int64]:
         """The block ids at these positions; raises ``BlockTableError`` for a table too short or an id out of range."""
         if not len(positions):
@@ -35,13 +43,13 @@ class BlockTable:
         last = int(positions.max())
         if last >= len(self.blocks):
             raise BlockTableError(
-                f"{self.side} blocks, group {self.group}: {len(self.blocks)} blocks, but the tokens need {last + 1}; give the whole table"
+                f"{self.name}: {len(self.blocks)} blocks, but the tokens need {last + 1}; give the whole table"
             )
         found = self.blocks[positions]
         if int(found.min()) < NULL_BLOCK or int(found.max()) >= num_blocks:
             wrong = found[(found < NULL_BLOCK) | (found >= num_blocks)][0]
             raise BlockTableError(
-                f"{self.side} blocks, group {self.group}: block {wrong} is not below num_blocks {num_blocks}; give ids of this engine"
+                f"{self.name}: block {wrong} is not below num_blocks {num_blocks}; give ids of this engine"
             )
         return found
 
@@ -50,12 +58,12 @@ class BlockTable:
         position = len(self.blocks) - 1 - scratch_blocks
         if position < 0:
             raise BlockTableError(
-                f"{self.side} blocks, group {self.group}: {len(self.blocks)} blocks, of which {scratch_blocks} are scratch; "
+                f"{self.name}: {len(self.blocks)} blocks, of which {scratch_blocks} are scratch; "
                 "a state needs one running block"
             )
         block = int(self.lookup(np.array([position], dtype=np.int64), num_blocks)[0])
         if block == NULL_BLOCK:
-            raise BlockTableError(f"{self.side} blocks, group {self.group}: the running block is null; give its id")
+            raise BlockTableError(f"{self.name}: the running block is null; give its id")
         return block
 
 
@@ -66,12 +74,15 @@ def name_tables(side: str, groups: Sequence[str], tables: BlockTables) -> dict[s
     else:
         nested: Sequence[object] = [tables] if len(groups) == 1 and _is_flat(tables) else list(tables)
         if len(nested) != len(groups):
-            raise BlockTableError(f"{side} blocks: {len(nested)} tables for the groups {', '.join(groups)}; give one table per group")
+            raise BlockTableError(
+                f"{side} blocks: {len(nested)} tables for the groups {', '.join(groups)}; give one table per group"
+            )
         named = dict(zip(groups, nested, strict=True))  # type: ignore[arg-type]
     unknown, missing = sorted(set(named) - set(groups)), [group for group in groups if group not in named]
     if unknown or missing:
         raise BlockTableError(
-            f"{side} blocks: unknown groups {unknown}, missing groups {missing}; the engine's groups are {', '.join(groups)}"
+            f"{side} blocks: unknown groups {unknown}, missing groups {missing}; "
+            f"the engine's groups are {', '.join(groups)}"
         )
     return {group: BlockTable(side, group, _ids(side, group, named[group])) for group in groups}
 

@@ -148,7 +148,12 @@ def _paged(
         raise LayoutError(f"packing: page needs K and V rows of one size, found {content} bytes; use content or region")
     kernels = block_entries // kernel_entries
     layer_first = cache.layout.startswith("L")
-    extents = {"L": 1 if layer_first else num_layers, "H": parts[0].heads, "N": kernel_entries, "P": len(parts) if in_page else 1}
+    extents = {
+        "L": 1 if layer_first else num_layers,
+        "H": parts[0].heads,
+        "N": kernel_entries,
+        "P": len(parts) if in_page else 1,
+    }
     extents |= {"B": cache.num_blocks * kernels, "C": content[0] if in_page else sum(content)}
     strides, total = _strides(cache.layout, extents, kernels, cache.page_padding)
     placed = []

@@ -72,7 +72,13 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         self._name_enums()
-        for name, least in (("block_size", 1), ("num_blocks", 1), ("page_padding", 0), ("speculative_blocks", 0), ("device", 0)):
+        for name, least in (
+            ("block_size", 1),
+            ("num_blocks", 1),
+            ("page_padding", 0),
+            ("speculative_blocks", 0),
+            ("device", 0),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigurationError(f"{name}: {value!r} is not a whole number of at least {least}")
@@ -92,7 +98,7 @@ class CacheConfig:
 Kind = TypeVar("Kind", bound=StrEnum)
 
 
-def _named(kind: type[Kind], value: object, field: str) -> Kind:
+def _named(kind: type[Kind], value: str, field: str) -> Kind:
     try:
         return kind(value)
     except ValueError:

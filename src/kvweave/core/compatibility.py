@@ -24,7 +24,12 @@ def check_compatibility(prefill: EngineLayout, decode: EngineLayout) -> list[Mis
     if lacking:
         names = ", ".join(f"{layer} {part}" for layer, part in lacking[:3]) + (" ..." if len(lacking) > 3 else "")
         problems.append(
-            Mismatch("arrays", f"none of these {len(lacking)}", names, "serve the same model with the same draft layers on both sides")
+            Mismatch(
+                "arrays",
+                f"none of these {len(lacking)}",
+                names,
+                "serve the same model with the same draft layers on both sides",
+            )
         )
     seen: set[tuple[CacheArray, CacheArray]] = set()
     for (layer, part), array in wanted.items():
@@ -39,7 +44,7 @@ def uncovered(target: TokenShare | None, sources: Collection[TokenShare | None])
     """Whether the entries of ``target`` are not each held by exactly one of the sources' shares."""
     if not sources:
         return True
-    if target is None or len(sources) == 1 and next(iter(sources)) == TokenShare():
+    if target is None or list(sources) == [TokenShare()]:
         return False
     shares = [share for share in sources if share is not None]
     period = int(np.lcm.reduce([shared_runs(share, target)[1] for share in shares]))
@@ -75,9 +80,9 @@ def _array_problems(name: str, source: CacheArray, target: CacheArray) -> list[M
         remedy = "choose the same cache dtype on both sides"
         problems.append(Mismatch(f"{name} dtype", source.dtype.name, target.dtype.name, remedy))
     for number in range(max(len(source.axes), len(target.axes))):
-        axes = [str(array.axes[number]) if number < len(array.axes) else "no axis" for array in (source, target)]
-        if axes[0] != axes[1]:
-            problems.append(Mismatch(f"{name} axis {number}", *axes, _axis_remedy(target, number)))
+        mine, theirs = (str(array.axes[number]) if number < len(array.axes) else "none" for array in (source, target))
+        if mine != theirs:
+            problems.append(Mismatch(f"{name} axis {number}", mine, theirs, _axis_remedy(target, number)))
     problems += _token_problems(name, source.tokens, target.tokens)
     return problems
 
@@ -92,12 +97,16 @@ def _token_problems(name: str, source: TokenAxis | None, target: TokenAxis | Non
     if source is None or target is None:
         if source is target:
             return []
-        kinds = ["a state" if tokens is None else "a token axis" for tokens in (source, target)]
-        return [Mismatch(f"{name} tokens", *kinds, "serve the same model on both sides")]
+        mine, theirs = ("a state" if tokens is None else "a token axis" for tokens in (source, target))
+        return [Mismatch(f"{name} tokens", mine, theirs, "serve the same model on both sides")]
     problems = []
     if source.tokens_per_entry != target.tokens_per_entry:
         values = (str(source.tokens_per_entry), str(target.tokens_per_entry))
         problems.append(Mismatch(f"{name} tokens_per_state", *values, "use the same compression on both sides"))
     if source.reach != target.reach:
-        problems.append(Mismatch(f"{name} reach", str(source.reach), str(target.reach), "use the same window or chunk on both sides"))
+        problems.append(
+            Mismatch(
+                f"{name} reach", str(source.reach), str(target.reach), "use the same window or chunk on both sides"
+            )
+        )
     return problems

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -114,9 +114,14 @@ def describe_request(
 ) -> RequestDescriptors:
     """The rows of one request for one target rank; see ``TransferPlan.descriptors``."""
     if not 0 <= start_token <= num_tokens:
-        raise BlockTableError(f"tokens: start_token {start_token} and num_tokens {num_tokens}; 0 <= start_token <= num_tokens must hold")
+        raise BlockTableError(
+            f"tokens: start_token {start_token} and num_tokens {num_tokens}; 0 <= start_token <= num_tokens must hold"
+        )
     request = _Request(
-        name_tables("source", source_groups, source_blocks), name_tables("target", target_groups, target_blocks), start_token, num_tokens
+        name_tables("source", source_groups, source_blocks),
+        name_tables("target", target_groups, target_blocks),
+        start_token,
+        num_tokens,
     )
     parts: dict[RankCoordinates, list[Rows]] = defaultdict(list)
     for read in reads:
@@ -125,14 +130,20 @@ def describe_request(
         if len(rows):
             parts[source.coordinates].append(rows)
     joined = {source: _coalesce(_concatenate(parts[source])) for source in sorted(parts)}
-    return RequestDescriptors(joined, {group: tuple(sorted(blocks)) for group, blocks in request.incomplete.items() if blocks})
+    return RequestDescriptors(
+        joined, {group: tuple(sorted(blocks)) for group, blocks in request.incomplete.items() if blocks}
+    )
 
 
 class _Request:
     """One request's tables and tokens; segments are computed once per pair of token geometries."""
 
     def __init__(
-        self, source_tables: Mapping[str, BlockTable], target_tables: Mapping[str, BlockTable], start_token: int, num_tokens: int
+        self,
+        source_tables: Mapping[str, BlockTable],
+        target_tables: Mapping[str, BlockTable],
+        start_token: int,
+        num_tokens: int,
     ) -> None:
         self._source_tables = source_tables
         self._target_tables = target_tables
@@ -152,13 +163,12 @@ class _Request:
 
     def _cached_segments(self, read: Read, source: ReadEnd) -> _Segments:
         target = read.target
-        key = (
-            source.group, target.group, read.array.tokens, source.tokens, target.tokens, source.num_blocks, target.num_blocks,
-            *(_token_strides(end) for end in (source, target)),
-        )  # fmt: skip
+        key = (read.array.tokens, _token_placement(source), _token_placement(target))
         if key not in self._segments:
             tokens = read.array.tokens
-            self._segments[key] = self._state(source, target) if tokens is None else self._entries(tokens, source, target)
+            self._segments[key] = (
+                self._state(source, target) if tokens is None else self._entries(tokens, source, target)
+            )
         return self._segments[key]
 
     def _state(self, source: ReadEnd, target: ReadEnd) -> _Segments:
@@ -194,12 +204,9 @@ def _stretch(end: ReadEnd) -> int:
     return kernel if end.tokens is None else end.tokens.stretch(kernel)
 
 
-def _token_strides(end: ReadEnd) -> tuple[int, ...]:
-    geometry = end.geometry
-    return (
-        geometry.block_entries, geometry.kernel_block_entries, geometry.block_stride, geometry.kernel_stride, geometry.entry_stride,
-        end.scratch_blocks,
-    )  # fmt: skip
+def _token_placement(end: ReadEnd) -> tuple[object, ...]:
+    """Everything about one side that says where its entries lie, the table included."""
+    return end.group, end.num_blocks, end.scratch_blocks, end.tokens, replace(end.geometry, axis_strides=())
 
 
 def _locate(first: Offsets, end: ReadEnd, table: BlockTable) -> tuple[Offsets, Offsets]:
@@ -216,7 +223,7 @@ def _check_needed(table: BlockTable, blocks: Offsets, needed: npt.NDArray[np.boo
     holes = needed & (blocks == NULL_BLOCK)
     if holes.any():
         raise BlockTableError(
-            f"{table.side} blocks, group {table.group}: entry {int(first[holes][0])} is needed for the next token, but its block is null; "
+            f"{table.name}: entry {int(first[holes][0])} is needed for the next token, but its block is null; "
             "offer the request before its window moves on"
         )
 
@@ -225,7 +232,7 @@ def _check_distinct(table: BlockTable, first: Offsets, blocks: Offsets, end: Rea
     local = first if end.tokens is None else end.tokens.local(first)
     positions = np.unique(local // end.geometry.block_entries)
     if len(np.unique(blocks)) != len(positions):
-        raise BlockTableError(f"{table.side} blocks, group {table.group}: a block id appears twice; each position needs a block of its own")
+        raise BlockTableError(f"{table.name}: a block id appears twice; each position needs a block of its own")
 
 
 def _runs(found: _Segments, shape: RunShape, source: ReadEnd, target: ReadEnd) -> _Runs:
@@ -289,5 +296,10 @@ def _coalesce(rows: Rows) -> Rows:
     breaks[1:] |= (source_region[:-1] != source_region[1:]) | (target_region[:-1] != target_region[1:])
     starts = np.flatnonzero(breaks)
     return Rows(
-        rows.source, source[starts], target[starts], np.add.reduceat(nbytes, starts), source_region[starts], target_region[starts]
+        rows.source,
+        source[starts],
+        target[starts],
+        np.add.reduceat(nbytes, starts),
+        source_region[starts],
+        target_region[starts],
     )

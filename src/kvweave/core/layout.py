@@ -115,8 +115,8 @@ class Shard:
             raise LayoutError(f"{self.name}: a token share belongs to an array with a token axis, and only there")
         if self.tokens is not None and self.tokens.count > 1 and self.geometry.block_entries % self.tokens.interleave:
             raise LayoutError(
-                f"{self.name}: interleave {self.tokens.interleave} does not divide the {self.geometry.block_entries} entries of "
-                "a block; choose an interleave that divides the block size"
+                f"{self.name}: interleave {self.tokens.interleave} does not divide the "
+                f"{self.geometry.block_entries} entries of a block; choose an interleave that divides the block size"
             )
         self._check_strides()
 
@@ -154,8 +154,8 @@ class Shard:
         for extent, stride in sorted(dimensions, key=lambda dimension: dimension[1]):
             if stride < reached:
                 raise LayoutError(
-                    f"{self.name}: a stride of {stride} bytes over {extent} steps falls inside the {reached} bytes below it, so "
-                    "elements would overlap; state strides that keep them apart"
+                    f"{self.name}: a stride of {stride} bytes over {extent} steps falls inside the {reached} bytes "
+                    "below it, so elements would overlap; state strides that keep them apart"
                 )
             reached += (extent - 1) * stride
 
@@ -175,7 +175,9 @@ class RankLayout:
             for place in shard.places:
                 self._check_place(shard, place)
                 if (place.layer, shard.array.part) in held:
-                    raise LayoutError(f"rank {self.coordinates}: {place.layer} {shard.array.part} is placed twice; place it once")
+                    raise LayoutError(
+                        f"rank {self.coordinates}: {place.layer} {shard.array.part} is placed twice; place it once"
+                    )
                 held.add((place.layer, shard.array.part))
 
     def _check_regions(self) -> None:
@@ -198,7 +200,7 @@ class RankLayout:
         if place.offset < 0 or place.offset + shard.extent_bytes > room:
             raise LayoutError(
                 f"rank {self.coordinates}: {place.layer} {shard.array.part} needs bytes {place.offset} to "
-                f"{place.offset + shard.extent_bytes} of a region of {room}; make the region larger or num_blocks smaller"
+                f"{place.offset + shard.extent_bytes} of a region of {room}; enlarge it or lower num_blocks"
             )
 
 
@@ -239,7 +241,9 @@ class EngineLayout:
         found = self._by_coordinates.get(coordinates)
         if found is None:
             sizes = self.parallel
-            raise LayoutError(f"rank {coordinates}: the engine has pp={sizes.pp}, pcp={sizes.pcp}, tp={sizes.tp}; name a rank inside")
+            raise LayoutError(
+                f"rank {coordinates}: the engine has pp={sizes.pp}, pcp={sizes.pcp}, tp={sizes.tp}; name a rank inside"
+            )
         return found
 
     def relocated(self, coordinates: RankCoordinates, regions: Iterable[Region]) -> EngineLayout:

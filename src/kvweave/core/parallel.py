@@ -48,7 +48,9 @@ class ParallelConfig:
         for name in ("tp", "pp", "dcp", "pcp", "dp", "interleave"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigurationError(f"{name}: {value!r} is not a whole number of at least 1; state {name}=1 or more")
+                raise ConfigurationError(
+                    f"{name}: {value!r} is not a whole number of at least 1; state {name}=1 or more"
+                )
         self._check_dcp()
         self._check_stages()
         for axis, intervals in self.stated.items():
@@ -105,7 +107,8 @@ class ParallelConfig:
         counts = list(self.stage_layers) if self.stage_layers is not None else _default_stages(num_layers, self.pp)
         if sum(counts) != num_layers:
             raise ConfigurationError(
-                f"stage_layers: {tuple(counts)} sum to {sum(counts)}, the model has {num_layers} layers; make them equal"
+                f"stage_layers: {tuple(counts)} sum to {sum(counts)}, the model has {num_layers} layers; "
+                "make them equal"
             )
         starts = [sum(counts[:stage]) for stage in range(self.pp)]
         return tuple(Interval(start, start + count) for start, count in zip(starts, counts, strict=True))

@@ -45,7 +45,9 @@ class TransferPlan:
         coordinates = target.coordinates if isinstance(target, RankLayout) else target
         if coordinates not in self.reads:
             planned = ", ".join(str(rank) for rank in self.reads)
-            raise PlanError(f"target: {coordinates} is not in this plan, which has {planned}; plan it or name one of these")
+            raise PlanError(
+                f"target: {coordinates} is not in this plan, which has {planned}; plan it or name one of these"
+            )
         return self.reads[coordinates]
 
     def sources(self, target: RankLayout | RankCoordinates, salt: Salt = 0) -> dict[str, tuple[RankCoordinates, ...]]:
@@ -92,7 +94,11 @@ def plan_transfer(
     problems = check_compatibility(prefill, decode)
     if problems:
         raise IncompatibleLayouts(problems)
-    targets = decode.ranks if target is None else (decode.at(target.coordinates if isinstance(target, RankLayout) else target),)
+    targets = (
+        decode.ranks
+        if target is None
+        else (decode.at(target.coordinates if isinstance(target, RankLayout) else target),)
+    )
     planner = _Planner(prefill, decode)
     reads = {rank.coordinates: tuple(planner.reads(rank)) for rank in targets}
     if planner.missing:

@@ -68,6 +68,6 @@ def _unit_interval(axis: Axis, part: str, tp: int, tp_rank: int) -> Interval:
         return Interval(held, held + 1)
     relation = f"{units} does not divide by {tp}" if units >= tp else f"{tp} does not divide by {units}"
     raise LayoutError(
-        f"{part}, axis {axis.name}: {units} units over tp={tp}: {relation}; choose a tp that fits, or state each rank's "
-        f"interval (stated={{{axis.name!r}: ...}})"
+        f"{part}, axis {axis.name}: {units} units over tp={tp}: {relation}; choose a tp that fits, "
+        f"or state each rank's interval (stated={{{axis.name!r}: ...}})"
     )

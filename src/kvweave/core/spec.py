@@ -35,7 +35,9 @@ class FullAttentionSpec:
 
     def arrays(self) -> tuple[CacheArray, ...]:
         """``k`` and ``v``."""
-        return _key_value(self.num_kv_heads, self.head_size, self.head_size_v, self.dtype, TokenAxis(dcp_sharded=self.dcp_sharded))
+        return _key_value(
+            self.num_kv_heads, self.head_size, self.head_size_v, self.dtype, TokenAxis(dcp_sharded=self.dcp_sharded)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +123,22 @@ class MambaSpec:
 
     @staticmethod
     def mamba1(
-        intermediate_size: int, state_size: int, conv_kernel: int, dtype: DType, ssm_dtype: DType, speculative_tokens: int = 0
+        intermediate_size: int,
+        state_size: int,
+        conv_kernel: int,
+        dtype: DType,
+        ssm_dtype: DType,
+        speculative_tokens: int = 0,
     ) -> MambaSpec:
         """Mamba1: everything split by channel."""
         tap = Axis("tap", conv_kernel - 1 + speculative_tokens)
         channel = Axis("channel", intermediate_size, intermediate_size)
         return MambaSpec(
             "mamba1",
-            (StatePart("conv.x", (channel, tap), dtype), StatePart("ssm", (channel, Axis("state", state_size)), ssm_dtype)),
+            (
+                StatePart("conv.x", (channel, tap), dtype),
+                StatePart("ssm", (channel, Axis("state", state_size)), ssm_dtype),
+            ),
         )
 
     @staticmethod
@@ -190,7 +200,15 @@ class MambaSpec:
     ) -> MambaSpec:
         """Kimi delta attention: three conv arrays and a recurrent one, all by head."""
         return MambaSpec.gdn(
-            num_heads, num_heads, head_size, head_size, conv_kernel, dtype, ssm_dtype, speculative_tokens, "kda_attention"
+            num_heads,
+            num_heads,
+            head_size,
+            head_size,
+            conv_kernel,
+            dtype,
+            ssm_dtype,
+            speculative_tokens,
+            "kda_attention",
         )
 
 
@@ -206,7 +224,12 @@ class CircularBufferSpec:
 
 
 LayerSpec = (
-    FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec | MLAAttentionSpec | MambaSpec | CircularBufferSpec
+    FullAttentionSpec
+    | SlidingWindowSpec
+    | ChunkedLocalAttentionSpec
+    | MLAAttentionSpec
+    | MambaSpec
+    | CircularBufferSpec
 )
 
 
@@ -227,7 +250,9 @@ def get_representative_spec_type(spec: LayerSpec | UniformTypeKVCacheSpecs) -> t
     types = {type(inner) for inner in spec.kv_cache_specs.values()}
     if len(types) != 1:
         names = ", ".join(sorted(kind.__name__ for kind in types)) or "no layers"
-        raise ConfigurationError(f"group mixes {names}: there is no representative type; take every layer by its own spec")
+        raise ConfigurationError(
+            f"group mixes {names}: there is no representative type; take every layer by its own spec"
+        )
     return types.pop()
 
 

@@ -38,7 +38,8 @@ class TokenShare:
 
     def holds(self, entries: Entries) -> npt.NDArray[np.bool_]:
         """Which of these entries this share has."""
-        return entries // self.interleave % self.count == self.index
+        held: npt.NDArray[np.bool_] = entries // self.interleave % self.count == self.index
+        return held
 
     def local(self, entries: Entries) -> Entries:
         """The local positions of entries that this share holds."""

@@ -49,7 +49,8 @@ class Report:
         return not self.problems
 
     def __str__(self) -> str:
-        looked = f"{self.ranks} ranks, {self.requests} requests, {self.rows:,} rows, {self.nbytes:,} bytes, {self.elements:,} elements"
+        looked = f"{self.ranks} ranks, {self.requests} requests, {self.rows:,} rows, {self.nbytes:,} bytes"
+        looked += f", {self.elements:,} elements"
         return f"proved: {looked}" if self.ok else f"WRONG: {looked}\n" + "\n".join(self.problems)
 
 
@@ -93,9 +94,17 @@ def verify_plan(plan: TransferPlan, num_tokens: int | None = None) -> Report:
             for source in described:
                 if source not in sources:
                     sources[source] = _labels(plan.prefill.at(source), sample.source, sample, numbers, None)
-            wanted = _labels(plan.decode.at(target), sample.target, sample, numbers, _Wanted(sample.start_token, at_source))
-            problems += [f"{target}: {problem}" for problem in _check(plan, plan.decode.at(target), described, wanted, sources)]
-            rows, nbytes, elements = rows + described.num_rows, nbytes + described.total_bytes, elements + len(wanted.address)
+            wanted = _labels(
+                plan.decode.at(target), sample.target, sample, numbers, _Wanted(sample.start_token, at_source)
+            )
+            problems += [
+                f"{target}: {problem}" for problem in _check(plan, plan.decode.at(target), described, wanted, sources)
+            ]
+            rows, nbytes, elements = (
+                rows + described.num_rows,
+                nbytes + described.total_bytes,
+                elements + len(wanted.address),
+            )
     return Report(len(plan.reads), len(samples), rows, nbytes, elements, tuple(problems))
 
 
@@ -129,7 +138,8 @@ def _block_tokens(layout: EngineLayout) -> int:
 
 def _room_tokens(layout: EngineLayout) -> int:
     return min(
-        (shard.num_blocks * _shard_block_tokens(shard) for _, shard in _shards(layout) if shard.tokens is not None), default=1 << 20
+        (shard.num_blocks * _shard_block_tokens(shard) for _, shard in _shards(layout) if shard.tokens is not None),
+        default=1 << 20,
     )
 
 
@@ -163,7 +173,9 @@ def _let_go(shard: Shard, num_tokens: int) -> int:
 
 
 def _array_numbers(*layouts: EngineLayout) -> dict[tuple[str, str], int]:
-    names = {(place.layer, shard.array.part) for layout in layouts for _, shard in _shards(layout) for place in shard.places}
+    names = {
+        (place.layer, shard.array.part) for layout in layouts for _, shard in _shards(layout) for place in shard.places
+    }
     return {name: number for number, name in enumerate(sorted(names))}
 
 
@@ -256,7 +268,11 @@ def _elements(shard: Shard) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64
 
 
 def _check(
-    plan: TransferPlan, target: RankLayout, described: RequestDescriptors, wanted: _Labels, sources: Mapping[RankCoordinates, _Labels]
+    plan: TransferPlan,
+    target: RankLayout,
+    described: RequestDescriptors,
+    wanted: _Labels,
+    sources: Mapping[RankCoordinates, _Labels],
 ) -> Iterator[str]:
     if overlapping := _overlaps(wanted.address, wanted.nbytes):
         yield f"{overlapping} elements of the target's own layout overlap another one in memory"

@@ -190,7 +190,7 @@ class MemoryTransport:
     def _advance_copy(self, work: _Work, rows: ReadRows) -> None:
         fault = work.fault
         wanted = int(len(rows) * fault.copied) * work.steps // (fault.delay + 1)
-        _copy(rows, work.copied, wanted, fault.reversed_rows)
+        _copy(rows, work.copied, wanted, reversed_rows=fault.reversed_rows)
         work.copied = wanted
         if work.steps <= fault.delay:
             return
@@ -205,11 +205,11 @@ class MemoryTransport:
         for write in self._late_writes:
             write.remaining -= 1
             if write.remaining < 0 and self._network.find(write.source.transport.token):
-                _copy(write.rows, 0, len(write.rows), False)
+                _copy(write.rows, 0, len(write.rows), reversed_rows=False)
         self._late_writes = [write for write in self._late_writes if write.remaining >= 0]
 
 
-def _copy(rows: ReadRows, start: int, stop: int, reversed_rows: bool) -> None:
+def _copy(rows: ReadRows, start: int, stop: int, *, reversed_rows: bool) -> None:
     order = range(start, stop) if not reversed_rows else range(len(rows) - 1 - start, len(rows) - 1 - stop, -1)
     for row in order:
         ctypes.memmove(int(rows.target_address[row]), int(rows.source_address[row]), int(rows.nbytes[row]))

@@ -22,19 +22,27 @@ Span = tuple[UInt64Array, UInt64Array]
 
 
 class MemoryRegion(Protocol):
-    """What a transport must know of a region; ``kvweave.core.layout.Region`` is one.
-
-    ``memory`` is "DRAM" or "VRAM"; ``device`` is the GPU's number, 0 for DRAM.
-    """
+    """What a transport must know of a region; ``kvweave.core.layout.Region`` is one."""
 
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """The first byte's address."""
+        ...
+
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes from there."""
+        ...
+
     @property
-    def memory(self) -> str: ...
+    def memory(self) -> str:
+        """The kind: DRAM or VRAM."""
+        ...
+
     @property
-    def device(self) -> int: ...
+    def device(self) -> int:
+        """The GPU's number, 0 for DRAM."""
+        ...
 
 
 class RegionTable:

@@ -1,0 +1,355 @@
+"""The NIXL transport: real reads over UCX (RDMA, shared memory, TCP). The only home of the package ``nixl``.
+
+A read is cut into posts of at most 8 MB or 2,000 rows, because posting *is* the copy on shared memory, in the calling
+thread; each ``progress()`` posts one piece, of one read after the other, so that nothing waits long behind a big read::
+
+    read A  [a0 a1 a2 a3]        progress: post a0 | post b0 | post a1 | post a2 | ...
+    read B  [b0]
+
+What NIXL and UCX do, and what follows from it here (NIXL 1.5):
+
+- The agent runs without NIXL's progress thread, which never blocks and burns a core per agent. So both sides must call
+  ``progress()``, for connection set-up too.
+- ``make_connection`` sets up nothing that the first read does not wait for again. ``connect`` therefore reads a few
+  probe bytes, and compares them.
+- A posted piece is never released before it has ended: UCX cannot call a read back, and its bytes could still arrive
+  (``nixlUcxBackendReqH::release`` says so itself). Cancelling and disconnecting let posted pieces end first.
+- When one read finds its peer dead, NIXL forgets the peer; other reads of it then end with "not found".
+- On shared memory nobody but the reader checks a range, and deregistering takes nothing away from it.
+- NIXL and UCX do not survive every malformed agent data: it may only be taken from authenticated peers.
+
+One thread owns a transport. UCX binds the agent to the thread that uses it first.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# Both log to stdout unless told otherwise, where programs expect our own output.
+os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
+os.environ.setdefault("UCX_LOG_LEVEL", "error")
+os.environ.setdefault("UCX_LOG_FILE", "stderr")
+
+from nixl import _bindings as bindings
+from nixl._api import nixl_agent, nixl_agent_config
+
+from kvweave.errors import LocalProtocolError, TransportError, TransportErrorKind
+from kvweave.transport.agent_data import PROBE_BYTES, AgentData
+from kvweave.transport.base import MemoryRegion, ReadHandle, ReadRows, ReadState
+from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
+from kvweave.transport.rows import UInt64Array, split_into_posts
+
+MOST_POST_BYTES = 8 << 20
+MOST_POST_ROWS = 2_000
+MOST_POSTED_PIECES = 2
+PROBE_SLOTS = 4_096
+
+_KINDS: dict[type[Exception], TransportErrorKind] = {
+    bindings.nixlRemoteDisconnectError: TransportErrorKind.PEER_LOST,
+    bindings.nixlNotFoundError: TransportErrorKind.PEER_LOST,
+    bindings.nixlCancelledError: TransportErrorKind.CANCELLED,
+    bindings.nixlInvalidParamError: TransportErrorKind.REJECTED,
+    bindings.nixlMismatchError: TransportErrorKind.REJECTED,
+    bindings.nixlNotAllowedError: TransportErrorKind.REJECTED,
+    bindings.nixlNotSupportedError: TransportErrorKind.REJECTED,
+    bindings.nixlBackendError: TransportErrorKind.UNAVAILABLE,
+    bindings.nixlNotPostedError: TransportErrorKind.UNAVAILABLE,
+    bindings.nixlRepostActiveError: TransportErrorKind.UNAVAILABLE,
+    bindings.nixlUnknownError: TransportErrorKind.UNAVAILABLE,
+}
+
+
+@contextmanager
+def _foreign_errors(doing: str) -> Iterator[None]:
+    """The one place where NIXL's errors become ours."""
+    try:
+        yield
+    except tuple(_KINDS) as error:
+        raise TransportError(_KINDS[type(error)], f"nixl: {doing}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    data: bytes
+    regions: RegionTable
+
+
+class _NixlRead(ReadHandle):
+    """A read: the pieces still to be posted, and NIXL's handles of those that are."""
+
+    __slots__ = ("posted", "waiting")
+
+    def __init__(self, peer: str, rows: ReadRows) -> None:
+        super().__init__(peer)
+        self.waiting = deque(split_into_posts(rows, MOST_POST_BYTES, MOST_POST_ROWS))
+        self.posted: list[Any] = []
+
+    def cancel(self, error: TransportError) -> None:
+        """Posts no further piece; ends at once when none is under way."""
+        super().cancel(error)
+        self.waiting.clear()
+        self.end_if_over()
+
+    def end_if_over(self) -> None:
+        """Ends the read when nothing of it is left."""
+        if not self.state.terminal and not self.waiting and not self.posted:
+            self.complete()
+
+
+class _ProbeRead(_NixlRead):
+    """The read that warms a connection; fails when other bytes than the peer's probe come through."""
+
+    __slots__ = ("expected", "landing")
+
+    def __init__(
+        self, peer: str, rows: ReadRows, landing: np.ndarray[Any, np.dtype[np.uint8]], expected: bytes
+    ) -> None:
+        super().__init__(peer, rows)
+        self.landing = landing
+        self.expected = expected
+
+    def complete(self) -> None:
+        """DONE when the probe is right."""
+        found = self.landing.tobytes()
+        if self.state is ReadState.IN_PROGRESS and found != self.expected:
+            self.fail(
+                TransportError(
+                    TransportErrorKind.REJECTED,
+                    f"peer {self.peer}: its probe reads {found.hex()}, its agent data says {self.expected.hex()}; "
+                    "its data is of another process, connect with fresh data",
+                )
+            )
+        else:
+            super().complete()
+
+
+class NixlTransport:
+    """A ``Transport`` over NIXL. ``name`` must be unique among all engines, and new with every restart."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._regions = RegionTable()
+        self._registrations: list[Any] = []
+        self._peers: dict[str, _Peer] = {}
+        self._leaving: set[str] = set()
+        self._reads: deque[_NixlRead] = deque()
+        self._connections = 0
+        self._closed = False
+        self._probe = np.frombuffer(bytearray(secrets.token_bytes(PROBE_BYTES)), np.uint8)
+        self._landings = np.zeros((PROBE_SLOTS, PROBE_BYTES), np.uint8)
+        with _foreign_errors("creating the agent"):
+            self._agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        for own in (self._probe, self._landings):
+            self._register_rows("DRAM", _triples(_one(own.ctypes.data), _one(own.nbytes), 0))
+
+    def register(self, regions: Sequence[MemoryRegion]) -> None:
+        """See ``Transport``."""
+        self._require_open()
+        table = self._regions.with_regions(regions)
+        added = table.records[len(self._regions) :]
+        for kind, memory in enumerate(MEMORY_KINDS):
+            chosen = added[added["memory"] == kind]
+            if len(chosen):
+                self._register_rows(memory, _triples(chosen["address"], chosen["nbytes"], chosen["device"]))
+        self._regions = table
+
+    def agent_data(self) -> bytes:
+        """See ``Transport``."""
+        self._require_open()
+        with _foreign_errors("describing the agent"):
+            payload = self._agent.get_agent_metadata()
+        return AgentData(self.name, self._regions, self._probe.ctypes.data, self._probe.tobytes(), payload).encode()
+
+    def connect(self, agent_data: bytes) -> ReadHandle:
+        """See ``Transport``."""
+        self._require_open()
+        data = AgentData.decode(agent_data)
+        known = self._peers.get(data.name)
+        if data.name == self.name or data.name in self._leaving or (known and known.data != agent_data):
+            raise TransportError(
+                TransportErrorKind.REJECTED, f"agent data: the name {data.name!r} is in use; disconnect that peer first"
+            )
+        if known is None:
+            self._add_agent(data)
+            self._peers[data.name] = _Peer(agent_data, data.regions)
+        landing = self._landings[self._connections % PROBE_SLOTS]
+        self._connections += 1
+        rows = ReadRows(_one(data.probe_address), _one(landing.ctypes.data), _one(PROBE_BYTES))
+        return self._start(_ProbeRead(data.name, rows, landing, data.probe))
+
+    def read(self, peer: str, rows: ReadRows) -> ReadHandle:
+        """See ``Transport``. Only checks and cuts the rows: bytes move in ``progress``."""
+        self._require_open()
+        source = self._peers.get(peer)
+        error = outside_error(rows, source.regions, self._regions) if source else _lost(peer)
+        if error is not None:
+            handle = ReadHandle(peer)
+            handle.fail(error)
+            return handle
+        return self._start(_NixlRead(peer, rows))
+
+    def cancel(self, handle: ReadHandle) -> None:
+        """See ``Transport``."""
+        handle.cancel(TransportError(TransportErrorKind.CANCELLED, f"read from {handle.peer}: cancelled by its caller"))
+
+    def progress(self) -> int:
+        """See ``Transport``. Takes about as long as copying one piece."""
+        if self._closed:
+            return 0
+        with _foreign_errors("making progress"):
+            self._agent.get_new_notifs()
+        for read in tuple(self._reads):
+            self._collect(read)
+        self._post_next()
+        self._reads = deque(read for read in self._reads if not read.state.terminal)
+        self._let_go()
+        return len(self._reads)
+
+    def disconnect(self, peer: str) -> None:
+        """See ``Transport``."""
+        if self._peers.pop(peer, None) is None:
+            return
+        self._leaving.add(peer)
+        self._doom(peer, _lost(peer))
+        self._let_go()
+
+    def close(self) -> None:
+        """See ``Transport``. Destroys the agent: UCX writes nowhere without it."""
+        if self._closed:
+            return
+        self._closed = True
+        error = TransportError(TransportErrorKind.UNAVAILABLE, f"transport {self.name}: it was closed")
+        for read in self._reads:
+            if not read.state.terminal:
+                read.fail(error)
+            for piece in read.posted:
+                self._release(piece)
+        self._reads.clear()
+        for peer in (*self._peers, *self._leaving):
+            self._remove_agent(peer)
+        for registration in self._registrations:
+            with suppress(TransportError), _foreign_errors("deregistering memory"):
+                self._agent.deregister_memory(registration)
+        self._registrations.clear()
+        del self._agent
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise LocalProtocolError(f"transport {self.name}: it is closed; make a new one")
+
+    def _register_rows(self, memory: str, triples: UInt64Array) -> None:
+        with _foreign_errors(f"registering {len(triples)} regions of {memory}"):
+            self._registrations.append(self._agent.register_memory(triples, memory))
+
+    def _add_agent(self, data: AgentData) -> None:
+        with _foreign_errors(f"adding peer {data.name}"):
+            added = self._agent.add_remote_agent(data.payload)
+        name = added.decode() if isinstance(added, bytes) else added
+        if name != data.name:
+            self._remove_agent(name)
+            raise TransportError(
+                TransportErrorKind.REJECTED,
+                f"agent data: it names {data.name!r} and NIXL's part {name!r}; they must agree",
+            )
+
+    def _remove_agent(self, peer: str) -> None:
+        """Forgets a peer; NIXL may have forgotten it already, when it found it dead."""
+        with suppress(TransportError), _foreign_errors(f"removing peer {peer}"):
+            self._agent.remove_remote_agent(peer)
+
+    def _start(self, read: _NixlRead) -> ReadHandle:
+        read.end_if_over()
+        if not read.state.terminal:
+            self._reads.append(read)
+        return read
+
+    def _collect(self, read: _NixlRead) -> None:
+        """Takes away the pieces that have ended."""
+        still_posted = []
+        for piece in read.posted:
+            try:
+                with _foreign_errors(f"reading from {read.peer}"):
+                    over = self._agent.check_xfer_state(piece) == "DONE"
+            except TransportError as error:
+                self._met(read, error)
+                over = True
+            if over:
+                self._release(piece)
+            else:
+                still_posted.append(piece)
+        read.posted = still_posted
+        read.end_if_over()
+
+    def _post_next(self) -> None:
+        """Posts one piece of the first read that may post, and puts that read last."""
+        for _ in range(len(self._reads)):
+            read = self._reads[0]
+            self._reads.rotate(-1)
+            if read.waiting and len(read.posted) < MOST_POSTED_PIECES:
+                self._post(read, read.waiting.popleft())
+                self._collect(read)
+                return
+
+    def _post(self, read: _NixlRead, rows: ReadRows) -> None:
+        target = _triples(rows.target_address, rows.nbytes, rows.target_device)
+        source = _triples(rows.source_address, rows.nbytes, rows.source_device)
+        try:
+            with _foreign_errors(f"reading from {read.peer}"):
+                piece = self._agent.initialize_xfer(
+                    "READ",
+                    self._agent.get_xfer_descs(target, rows.target_memory),
+                    self._agent.get_xfer_descs(source, rows.source_memory),
+                    read.peer,
+                )
+                read.posted.append(piece)
+                self._agent.transfer(piece)
+        except TransportError as error:
+            self._met(read, error)
+
+    def _met(self, read: _NixlRead, error: TransportError) -> None:
+        """Dooms a read that met an error, and with a lost peer all its reads."""
+        if error.kind is TransportErrorKind.PEER_LOST:
+            if self._peers.pop(read.peer, None) is not None:
+                self._leaving.add(read.peer)
+            self._doom(read.peer, error)
+        else:
+            read.cancel(error)
+
+    def _doom(self, peer: str, error: TransportError) -> None:
+        for read in self._reads:
+            if read.peer == peer:
+                read.cancel(error)
+
+    def _let_go(self) -> None:
+        """Removes the peers that are leaving and of which nothing is under way any more."""
+        for peer in tuple(self._leaving):
+            if not any(read.posted for read in self._reads if read.peer == peer):
+                self._leaving.discard(peer)
+                self._remove_agent(peer)
+
+    def _release(self, piece: Any) -> None:
+        with suppress(TransportError), _foreign_errors("releasing a read"):
+            self._agent.release_xfer_handle(piece)
+
+
+def _triples(address: UInt64Array, nbytes: UInt64Array, device: int | UInt64Array) -> UInt64Array:
+    """NIXL's form of descriptors: a row of address, length and device each."""
+    triples = np.empty((len(address), 3), np.uint64)
+    triples[:, 0], triples[:, 1], triples[:, 2] = address, nbytes, device
+    return triples
+
+
+def _one(value: int) -> UInt64Array:
+    return np.array([value], np.uint64)
+
+
+def _lost(peer: str) -> TransportError:
+    return TransportError(TransportErrorKind.PEER_LOST, f"peer {peer}: it is not connected or is gone; connect again")
