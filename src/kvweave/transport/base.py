@@ -28,11 +28,14 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol
 
-from kvweave.errors import LocalProtocolError, TransportError
+from kvweave.errors import LocalProtocolError, TransportError, TransportErrorKind
 from kvweave.transport.regions import MemoryRegion
 from kvweave.transport.rows import ReadRows
 
-__all__ = ["READ_TRANSITIONS", "MemoryRegion", "ReadEvent", "ReadHandle", "ReadRows", "ReadState", "Transport"]
+__all__ = [
+    "READ_TRANSITIONS", "MemoryRegion", "ReadEvent", "ReadHandle", "ReadRows", "ReadState", "Transport",
+    "failed_read", "peer_lost",
+]  # fmt: skip
 
 
 class ReadState(StrEnum):
@@ -109,6 +112,18 @@ class ReadHandle:
         if following is None:
             raise LocalProtocolError(f"read from {self.peer}: {event.value} cannot happen while {self.state.value}")
         self.state = following
+
+
+def failed_read(peer: str, error: TransportError) -> ReadHandle:
+    """A read that failed before it began; for transports alone."""
+    handle = ReadHandle(peer)
+    handle.fail(error)
+    return handle
+
+
+def peer_lost(peer: str) -> TransportError:
+    """The error of every read from a peer that is not, or not any more, connected."""
+    return TransportError(TransportErrorKind.PEER_LOST, f"peer {peer}: it is not connected or is gone; connect again")
 
 
 class Transport(Protocol):

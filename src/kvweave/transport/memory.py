@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from kvweave.errors import LocalProtocolError, TransportError, TransportErrorKind
 from kvweave.transport.agent_data import AgentData
-from kvweave.transport.base import MemoryRegion, ReadHandle, ReadRows, ReadState
+from kvweave.transport.base import MemoryRegion, ReadHandle, ReadRows, ReadState, failed_read, peer_lost
 from kvweave.transport.faults import Fault, FaultSource, no_faults
 from kvweave.transport.regions import RegionTable, outside_error
 
@@ -108,7 +108,7 @@ class MemoryTransport:
             )
         transport = self._network.find(data.payload)
         if transport is None:
-            return _failed(data.name, _lost(data.name))
+            return failed_read(data.name, peer_lost(data.name))
         peer = known or _Peer(agent_data, transport, data.regions)
         self._peers[data.name] = peer
         return self._start(_Work(data.name, peer, None, Fault()))
@@ -118,10 +118,10 @@ class MemoryTransport:
         self._require_open()
         source = self._peers.get(peer)
         if source is None:
-            return _failed(peer, _lost(peer))
+            return failed_read(peer, peer_lost(peer))
         error = outside_error(rows, source.regions, self._regions)
         if error is not None:
-            return _failed(peer, error)
+            return failed_read(peer, error)
         work = _Work(peer, source, rows, self._faults() if len(rows) else Fault())
         if len(rows) == 0:
             work.complete()
@@ -150,7 +150,7 @@ class MemoryTransport:
             return
         for work in self._work:
             if work.peer == peer:
-                work.cancel(_lost(peer))
+                work.cancel(peer_lost(peer))
 
     def close(self) -> None:
         """See ``Transport``."""
@@ -174,7 +174,7 @@ class MemoryTransport:
         work.steps += 1
         if self._network.find(work.source.transport.token) is None:
             self._peers.pop(work.peer, None)
-            work.fail(_lost(work.peer))
+            work.fail(peer_lost(work.peer))
         elif work.rows is None:
             self._advance_connection(work)
         elif work.fault.dropped:
@@ -213,13 +213,3 @@ def _copy(rows: ReadRows, start: int, stop: int, *, reversed_rows: bool) -> None
     order = range(start, stop) if not reversed_rows else range(len(rows) - 1 - start, len(rows) - 1 - stop, -1)
     for row in order:
         ctypes.memmove(int(rows.target_address[row]), int(rows.source_address[row]), int(rows.nbytes[row]))
-
-
-def _failed(peer: str, error: TransportError) -> ReadHandle:
-    handle = ReadHandle(peer)
-    handle.fail(error)
-    return handle
-
-
-def _lost(peer: str) -> TransportError:
-    return TransportError(TransportErrorKind.PEER_LOST, f"peer {peer}: it is not connected or is gone; connect again")

@@ -18,7 +18,7 @@ What NIXL and UCX do, and what follows from it here (NIXL 1.5):
 - On shared memory nobody but the reader checks a range, and deregistering takes nothing away from it.
 - NIXL and UCX do not survive every malformed agent data: it may only be taken from authenticated peers.
 
-One thread owns a transport. UCX binds the agent to the thread that uses it first.
+One thread at a time may use a transport; it may be created and filled by another one than polls it later.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 # Both log to stdout unless told otherwise, where programs expect our own output.
 os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
@@ -43,7 +44,7 @@ from nixl._api import nixl_agent, nixl_agent_config
 
 from kvweave.errors import LocalProtocolError, TransportError, TransportErrorKind
 from kvweave.transport.agent_data import PROBE_BYTES, AgentData
-from kvweave.transport.base import MemoryRegion, ReadHandle, ReadRows, ReadState
+from kvweave.transport.base import MemoryRegion, ReadHandle, ReadRows, ReadState, failed_read, peer_lost
 from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
 from kvweave.transport.rows import UInt64Array, split_into_posts
 
@@ -76,10 +77,11 @@ def _foreign_errors(doing: str) -> Iterator[None]:
         raise TransportError(_KINDS[type(error)], f"nixl: {doing}: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Peer:
     data: bytes
     regions: RegionTable
+    proven: bool = False
 
 
 class _NixlRead(ReadHandle):
@@ -105,30 +107,25 @@ class _NixlRead(ReadHandle):
 
 
 class _ProbeRead(_NixlRead):
-    """The read that warms a connection; fails when other bytes than the peer's probe come through."""
+    """The read that warms a connection and proves that it reaches the right memory."""
 
     __slots__ = ("expected", "landing")
 
-    def __init__(
-        self, peer: str, rows: ReadRows, landing: np.ndarray[Any, np.dtype[np.uint8]], expected: bytes
-    ) -> None:
-        super().__init__(peer, rows)
+    def __init__(self, peer: str, address: int, landing: npt.NDArray[np.uint8], expected: bytes) -> None:
+        super().__init__(peer, ReadRows(_one(address), _one(landing.ctypes.data), _one(PROBE_BYTES)))
         self.landing = landing
         self.expected = expected
 
-    def complete(self) -> None:
-        """DONE when the probe is right."""
+    def wrong_bytes(self) -> TransportError | None:
+        """The error when other bytes than the peer's probe came through."""
         found = self.landing.tobytes()
-        if self.state is ReadState.IN_PROGRESS and found != self.expected:
-            self.fail(
-                TransportError(
-                    TransportErrorKind.REJECTED,
-                    f"peer {self.peer}: its probe reads {found.hex()}, its agent data says {self.expected.hex()}; "
-                    "its data is of another process, connect with fresh data",
-                )
-            )
-        else:
-            super().complete()
+        if found == self.expected:
+            return None
+        return TransportError(
+            TransportErrorKind.REJECTED,
+            f"peer {self.peer}: its probe reads {found.hex()}, its agent data says {self.expected.hex()}; "
+            "the data is of another process, connect with fresh data",
+        )
 
 
 class NixlTransport:
@@ -178,23 +175,21 @@ class NixlTransport:
                 TransportErrorKind.REJECTED, f"agent data: the name {data.name!r} is in use; disconnect that peer first"
             )
         if known is None:
-            self._add_agent(data)
+            error = self._add_agent(data)
+            if error is not None:
+                return failed_read(data.name, error)
             self._peers[data.name] = _Peer(agent_data, data.regions)
         landing = self._landings[self._connections % PROBE_SLOTS]
         self._connections += 1
-        rows = ReadRows(_one(data.probe_address), _one(landing.ctypes.data), _one(PROBE_BYTES))
-        return self._start(_ProbeRead(data.name, rows, landing, data.probe))
+        landing[:] = 0
+        return self._start(_ProbeRead(data.name, data.probe_address, landing, data.probe))
 
     def read(self, peer: str, rows: ReadRows) -> ReadHandle:
         """See ``Transport``. Only checks and cuts the rows: bytes move in ``progress``."""
         self._require_open()
         source = self._peers.get(peer)
-        error = outside_error(rows, source.regions, self._regions) if source else _lost(peer)
-        if error is not None:
-            handle = ReadHandle(peer)
-            handle.fail(error)
-            return handle
-        return self._start(_NixlRead(peer, rows))
+        error = outside_error(rows, source.regions, self._regions) if source else peer_lost(peer)
+        return failed_read(peer, error) if error else self._start(_NixlRead(peer, rows))
 
     def cancel(self, handle: ReadHandle) -> None:
         """See ``Transport``."""
@@ -215,11 +210,9 @@ class NixlTransport:
 
     def disconnect(self, peer: str) -> None:
         """See ``Transport``."""
-        if self._peers.pop(peer, None) is None:
-            return
-        self._leaving.add(peer)
-        self._doom(peer, _lost(peer))
-        self._let_go()
+        if peer in self._peers:
+            self._drop_peer(peer, peer_lost(peer))
+            self._let_go()
 
     def close(self) -> None:
         """See ``Transport``. Destroys the agent: UCX writes nowhere without it."""
@@ -235,6 +228,8 @@ class NixlTransport:
         self._reads.clear()
         for peer in (*self._peers, *self._leaving):
             self._remove_agent(peer)
+        self._peers.clear()
+        self._leaving.clear()
         for registration in self._registrations:
             with suppress(TransportError), _foreign_errors("deregistering memory"):
                 self._agent.deregister_memory(registration)
@@ -249,16 +244,22 @@ class NixlTransport:
         with _foreign_errors(f"registering {len(triples)} regions of {memory}"):
             self._registrations.append(self._agent.register_memory(triples, memory))
 
-    def _add_agent(self, data: AgentData) -> None:
-        with _foreign_errors(f"adding peer {data.name}"):
-            added = self._agent.add_remote_agent(data.payload)
-        name = added.decode() if isinstance(added, bytes) else added
+    def _add_agent(self, data: AgentData) -> TransportError | None:
+        """Makes the peer known to NIXL; the error when the peer is dead. Raises when its data is at fault."""
+        try:
+            with _foreign_errors(f"adding peer {data.name}"):
+                name = self._agent.add_remote_agent(data.payload).decode()
+        except TransportError as error:
+            if error.kind is TransportErrorKind.REJECTED:
+                raise
+            return TransportError(TransportErrorKind.PEER_LOST, f"peer {data.name}: it cannot be reached: {error}")
         if name != data.name:
             self._remove_agent(name)
             raise TransportError(
                 TransportErrorKind.REJECTED,
                 f"agent data: it names {data.name!r} and NIXL's part {name!r}; they must agree",
             )
+        return None
 
     def _remove_agent(self, peer: str) -> None:
         """Forgets a peer; NIXL may have forgotten it already, when it found it dead."""
@@ -286,17 +287,35 @@ class NixlTransport:
             else:
                 still_posted.append(piece)
         read.posted = still_posted
+        if isinstance(read, _ProbeRead) and not read.posted and not read.waiting:
+            self._judge(read)
         read.end_if_over()
+
+    def _judge(self, probe: _ProbeRead) -> None:
+        """Lets the peer's other reads begin, or dooms them all, by what the probe brought."""
+        peer = self._peers.get(probe.peer)
+        if probe.state is not ReadState.IN_PROGRESS or peer is None:
+            return
+        error = probe.wrong_bytes()
+        if error is None:
+            peer.proven = True
+        else:
+            self._drop_peer(probe.peer, error)
 
     def _post_next(self) -> None:
         """Posts one piece of the first read that may post, and puts that read last."""
         for _ in range(len(self._reads)):
             read = self._reads[0]
             self._reads.rotate(-1)
-            if read.waiting and len(read.posted) < MOST_POSTED_PIECES:
+            if self._may_post(read):
                 self._post(read, read.waiting.popleft())
                 self._collect(read)
                 return
+
+    def _may_post(self, read: _NixlRead) -> bool:
+        if not read.waiting or len(read.posted) >= MOST_POSTED_PIECES:
+            return False
+        return isinstance(read, _ProbeRead) or self._peers[read.peer].proven
 
     def _post(self, read: _NixlRead, rows: ReadRows) -> None:
         target = _triples(rows.target_address, rows.nbytes, rows.target_device)
@@ -317,13 +336,12 @@ class NixlTransport:
     def _met(self, read: _NixlRead, error: TransportError) -> None:
         """Dooms a read that met an error, and with a lost peer all its reads."""
         if error.kind is TransportErrorKind.PEER_LOST:
-            if self._peers.pop(read.peer, None) is not None:
-                self._leaving.add(read.peer)
-            self._doom(read.peer, error)
-        else:
-            read.cancel(error)
+            self._drop_peer(read.peer, error)
+        read.cancel(error)
 
-    def _doom(self, peer: str, error: TransportError) -> None:
+    def _drop_peer(self, peer: str, error: TransportError) -> None:
+        if self._peers.pop(peer, None) is not None:
+            self._leaving.add(peer)
         for read in self._reads:
             if read.peer == peer:
                 read.cancel(error)
@@ -349,7 +367,3 @@ def _triples(address: UInt64Array, nbytes: UInt64Array, device: int | UInt64Arra
 
 def _one(value: int) -> UInt64Array:
     return np.array([value], np.uint64)
-
-
-def _lost(peer: str) -> TransportError:
-    return TransportError(TransportErrorKind.PEER_LOST, f"peer {peer}: it is not connected or is gone; connect again")
