@@ -68,8 +68,12 @@ def attention_shape(
     stated = reader.states("num_key_value_heads")
     kv_heads = heads if null or (all_heads and not stated) else reader.count("num_key_value_heads")
     if heads % kv_heads:
-        raise reader.error(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; correct one")
-    return AttentionShape(kv_heads, _head_size(reader, heads, head_keys or ("head_dim",), divided), whole_dtype(reader, setting))
+        raise reader.error(
+            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; correct one"
+        )
+    return AttentionShape(
+        kv_heads, _head_size(reader, heads, head_keys or ("head_dim",), divided), whole_dtype(reader, setting)
+    )
 
 
 def whole_dtype(reader: ConfigReader, setting: CacheSetting) -> DType:
@@ -83,7 +87,7 @@ def llama(reader: ConfigReader, setting: CacheSetting) -> Decoder:
     """Llama: full attention, unless ``layer_types`` lets some layers slide (vLLM's LlamaAttention)."""
     refuse_mtp(reader, setting)
     shape = attention_shape(reader, setting, divided=True, all_heads=True)
-    return Decoder(_by_kind(reader, shape, _kinds(reader, (FULL, SLIDING), lambda layer: False)))
+    return Decoder(_by_kind(reader, shape, _kinds(reader, (FULL, SLIDING), lambda _: False)))
 
 
 def mistral(reader: ConfigReader, setting: CacheSetting) -> Decoder:
@@ -91,7 +95,7 @@ def mistral(reader: ConfigReader, setting: CacheSetting) -> Decoder:
     refuse_mtp(reader, setting)
     sliding = reader.nullable_count("sliding_window") is not None
     shape = attention_shape(reader, setting, divided=True)
-    kinds = _kinds(reader, (SLIDING if sliding else FULL,), lambda layer: sliding)
+    kinds = _kinds(reader, (SLIDING if sliding else FULL,), lambda _: sliding)
     return Decoder(_by_kind(reader, shape, kinds))
 
 
@@ -102,7 +106,9 @@ def qwen2(reader: ConfigReader, setting: CacheSetting) -> Decoder:
 
 def qwen2_moe(reader: ConfigReader, setting: CacheSetting) -> Decoder:
     """Qwen2-MoE: as Qwen2, with a rule of its own for which layers slide."""
-    return _qwen(reader, setting, lambda layer: layer % 2 == 0 and layer < reader.count("max_window_layers"), divided=True)
+    return _qwen(
+        reader, setting, lambda layer: layer % 2 == 0 and layer < reader.count("max_window_layers"), divided=True
+    )
 
 
 def qwen3(reader: ConfigReader, setting: CacheSetting) -> Decoder:
@@ -112,7 +118,7 @@ def qwen3(reader: ConfigReader, setting: CacheSetting) -> Decoder:
 
 def qwen3_moe(reader: ConfigReader, setting: CacheSetting) -> Decoder:
     """Qwen3-MoE: as Qwen3, but a window that is on is on everywhere."""
-    return _qwen(reader, setting, lambda layer: True, divided=False)
+    return _qwen(reader, setting, lambda _: True, divided=False)
 
 
 def alternating(reader: ConfigReader, setting: CacheSetting) -> Decoder:

@@ -102,7 +102,7 @@ def group_name(spec: LayerSpec) -> str:
 
 def predictor_count(reader: ConfigReader, key: str) -> int:
     """How many multi-token-prediction layers the file has; asking a model without them for them is an error."""
-    if reader.values.get(key) == 0:
+    if reader.number(key) == 0:
         raise reader.error(f"{key} is 0 and mtp is true; this model has no prediction layers: leave mtp off")
     return reader.count(key, at_most=64)
 

@@ -23,12 +23,14 @@ def latent_attention(reader: ConfigReader, setting: CacheSetting) -> MLAAttentio
     if setting.attention_dtype.name != "fp8_ds_mla":
         return MLAAttentionSpec(latent + rotated, setting.attention_dtype)
     if (latent, rotated) != (512, 64):
-        raise reader.error(f"cache_dtype fp8_ds_mla holds 512 + 64 elements, this latent has {latent} + {rotated}; choose another")
+        raise reader.error(
+            f"cache_dtype fp8_ds_mla holds 512 + 64 elements, this latent has {latent} + {rotated}; choose another"
+        )
     return MLAAttentionSpec(1, setting.attention_dtype)
 
 
 def deepseek(reader: ConfigReader, setting: CacheSetting) -> Decoder:
-    """DeepSeek V2, V3, R1 and Kimi K2; a file with ``index_topk`` has the indexer of V3.2 (so vLLM tells them apart)."""
+    """DeepSeek V2, V3, R1 and Kimi K2; a file with ``index_topk`` has V3.2's indexer (vLLM's way to tell)."""
     if reader.states("index_topk"):
         return deepseek_v32(reader, setting)
     return _decoder(reader, setting, (Module("self_attn", latent_attention(reader, setting)),))
@@ -38,8 +40,7 @@ def deepseek_v32(reader: ConfigReader, setting: CacheSetting) -> Decoder:
     """DeepSeek V3.2: latent and indexer key on every layer."""
     if reader.states("layer_types"):
         reader.words("layer_types", ("indexed_attention",), reader.layer_count())
-    dtype = setting.attention_dtype if setting.attention_dtype.name != "fp8_ds_mla" else setting.conv_dtype
-    indexer = MLAAttentionSpec(reader.count("index_head_dim"), dtype, part="indexer")
+    indexer = MLAAttentionSpec(reader.count("index_head_dim"), setting.model_dtype, part="indexer")
     attention = Module("self_attn", latent_attention(reader, setting))
     return _decoder(reader, setting, (attention, Module("self_attn.indexer", indexer)))
 

@@ -43,7 +43,9 @@ class ConfigReader:
             raise self.missing(*keys)
         values = {key: self._whole_number(key, self.values[key], 1, at_most) for key in stated}
         if len(set(values.values())) > 1:
-            raise self.error(f"{' and '.join(f'{key}={value}' for key, value in values.items())} name one thing; keep one")
+            raise self.error(
+                f"{' and '.join(f'{key}={value}' for key, value in values.items())} name one thing; keep one"
+            )
         return values[stated[0]]
 
     def optional_count(self, key: str) -> int | None:
@@ -55,6 +57,12 @@ class ConfigReader:
         if key not in self.values:
             raise self.missing(key, remedy="state a number, or null where it is off")
         return self.optional_count(key)
+
+    def number(self, key: str) -> int:
+        """A whole number that may be 0."""
+        if not self.states(key):
+            raise self.missing(key)
+        return self._whole_number(key, self.values[key], 0, LARGEST_COUNT)
 
     def layer_count(self) -> int:
         """``num_hidden_layers``."""
@@ -88,12 +96,15 @@ class ConfigReader:
     def numbers(self, key: str, at_most: int, length: int | None = None) -> tuple[int, ...]:
         """A list of whole numbers from 0 to ``at_most``."""
         return tuple(
-            self._whole_number(f"{key}[{place}]", value, 0, at_most) for place, value in enumerate(self._list(key, length))
+            self._whole_number(f"{key}[{place}]", value, 0, at_most)
+            for place, value in enumerate(self._list(key, length))
         )
 
     def words(self, key: str, allowed: Sequence[str], length: int | None = None) -> tuple[str, ...]:
         """A list of the allowed words; older names of layer kinds count as today's."""
-        words = [RENAMED_LAYER_KINDS.get(word, word) if isinstance(word, str) else word for word in self._list(key, length)]
+        words = [
+            RENAMED_LAYER_KINDS.get(word, word) if isinstance(word, str) else word for word in self._list(key, length)
+        ]
         for place, word in enumerate(words):
             if word not in allowed:
                 raise self.error(f"{key}[{place}] is {word!r}; this family has {', '.join(allowed)}")

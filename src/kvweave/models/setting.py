@@ -34,17 +34,21 @@ class CacheOptions:
     mtp: bool = False
 
     def __post_init__(self) -> None:
-        tokens = self.speculative_tokens
+        tokens: object = self.speculative_tokens
         if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
-            raise ConfigurationError(f"speculative_tokens: {tokens!r} is not a whole number of at least 0; state 0 for none")
-        if not isinstance(self.mtp, bool):
-            raise ConfigurationError(f"mtp: {self.mtp!r} is neither true nor false; state one of them")
+            raise ConfigurationError(
+                f"speculative_tokens: {tokens!r} is not a whole number of at least 0; state 0 for none"
+            )
+        mtp: object = self.mtp
+        if not isinstance(mtp, bool):
+            raise ConfigurationError(f"mtp: {mtp!r} is neither true nor false; state one of them")
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSetting:
     """The options and the file's dtype, resolved: what the families build from."""
 
+    model_dtype: DType
     attention_dtype: DType
     conv_dtype: DType
     stated_ssm_dtype: DType | None
@@ -62,6 +66,7 @@ class CacheSetting:
         """The setting of a model whose file states ``file_dtype`` (None: it states none)."""
         model = named_dtype("dtype", options.dtype or file_dtype or ASSUMED_DTYPE)
         return CacheSetting(
+            model,
             named_dtype("cache_dtype", options.cache_dtype) if options.cache_dtype else model,
             named_dtype("conv_dtype", options.conv_dtype) if options.conv_dtype else model,
             named_dtype("ssm_dtype", options.ssm_dtype) if options.ssm_dtype else None,
