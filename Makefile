@@ -49,7 +49,7 @@ types: .venv/.test
 	@echo "Types" && $(BIN)/mypy --no-error-summary
 
 imports: .venv/.test
-	@echo "Imports" && $(BIN)/lint-imports --no-logo 2>/dev/null || { $(BIN)/lint-imports; exit 1; }
+	@echo "Imports" && found=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$found"; exit 1; }
 
 docs: .venv/.test  ## The examples of the documentation and of the docstrings
 	@$(BIN)/python -m pytest src tests/test_docs.py $(ARGS)

@@ -17,6 +17,7 @@ from kvweave.core.layout import EngineLayout
 from kvweave.core.parallel import ParallelConfig, RankCoordinates
 from kvweave.core.plan import TransferPlan, plan_transfer
 from kvweave.core.spec import get_representative_spec_type
+from kvweave.version import __version__
 
 __all__ = [
     "NULL_BLOCK",
