@@ -10,13 +10,16 @@ rows of bytes to read::
     plan.verify()
 """
 
+from kvweave import models
 from kvweave.core.block_table import NULL_BLOCK
 from kvweave.core.cache_config import CacheConfig
 from kvweave.core.compatibility import check_compatibility
 from kvweave.core.layout import EngineLayout
+from kvweave.core.mapping import TPMapping, compute_tp_mapping
 from kvweave.core.parallel import ParallelConfig, RankCoordinates
 from kvweave.core.plan import TransferPlan, plan_transfer
 from kvweave.core.spec import get_representative_spec_type
+from kvweave.core.topology import RemoteEngine, TransferTopology
 from kvweave.version import __version__
 
 __all__ = [
@@ -25,9 +28,14 @@ __all__ = [
     "EngineLayout",
     "ParallelConfig",
     "RankCoordinates",
+    "RemoteEngine",
+    "TPMapping",
     "TransferPlan",
+    "TransferTopology",
     "__version__",
     "check_compatibility",
+    "compute_tp_mapping",
     "get_representative_spec_type",
+    "models",
     "plan_transfer",
 ]
