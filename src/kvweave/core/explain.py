@@ -78,7 +78,7 @@ def plan_totals(plan: TransferPlan) -> PlanTotals:
 
 
 def read_bytes_per_token(read: Read) -> float:
-    """Bytes that one more token of a request adds to a read on average, over its layers; windows as long as they grow."""
+    """Bytes that one more token adds to a read on average, over its layers; a window counts while it grows."""
     if read.array.tokens is None:
         return 0.0
     per_entry = read.entry_bytes * len(read.layers)

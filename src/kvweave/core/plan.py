@@ -28,7 +28,7 @@ from kvweave.core.parallel import RankCoordinates
 from kvweave.core.read import Read, ReadEnd
 from kvweave.core.replicas import Salt, choose
 from kvweave.core.tokens import TokenShare, shared_runs
-from kvweave.core.verify import Report, verify_plan
+from kvweave.core.verify import Progress, Report, verify_plan
 from kvweave.errors import IncompatibleLayouts, Mismatch, PlanError
 
 
@@ -79,9 +79,9 @@ class TransferPlan:
             start_token, num_tokens, salt,
         )  # fmt: skip
 
-    def verify(self, num_tokens: int | None = None) -> Report:
+    def verify(self, num_tokens: int | None = None, progress: Progress | None = None) -> Report:
         """Prove the plan with labelled memory: see ``core.verify``."""
-        return verify_plan(self, num_tokens)
+        return verify_plan(self, num_tokens, progress)
 
 
 def plan_transfer(
@@ -178,14 +178,17 @@ class _Planner:
 
     @cached_property
     def _positions(self) -> dict[tuple[RankCoordinates, str, str], tuple[int, int]]:
-        """For each target shard: which of the ranks with an equal box it is, and how many these are."""
-        equal: dict[tuple[str, str, Box, TokenShare | None], list[RankCoordinates]] = defaultdict(list)
+        """For each target shard: which of the ranks with an equal box it is, and how many these are.
+
+        Whatever their tokens: ranks that dcp deals different tokens to read from the same replicas.
+        """
+        equal: dict[tuple[str, str, Box], list[RankCoordinates]] = defaultdict(list)
         for rank in self._decode.ranks:
             for shard in rank.shards:
-                equal[shard.array.part, shard.places[0].layer, shard.box, shard.tokens].append(rank.coordinates)
+                equal[shard.array.part, shard.places[0].layer, shard.box].append(rank.coordinates)
         return {
             (coordinates, part, layer): (number, len(ranks))
-            for (part, layer, _, _), ranks in equal.items()
+            for (part, layer, _), ranks in equal.items()
             for number, coordinates in enumerate(ranks)
         }
 

@@ -13,8 +13,7 @@ A sample has several blocks on both sides in random order, with tails, a prefix 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,11 +24,15 @@ from kvweave.core.block_table import NULL_BLOCK
 from kvweave.core.descriptors import RequestDescriptors, Rows
 from kvweave.core.layout import EngineLayout, RankLayout, Shard
 from kvweave.core.parallel import RankCoordinates
+from kvweave.core.sample import all_shards, block_tokens, room_tokens, sample_tables
 
 if TYPE_CHECKING:
     from kvweave.core.plan import TransferPlan
 
 _SEED = 20260311
+
+Progress = Callable[[int, int], None]
+"""Told after each step how many of how many are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +81,16 @@ class _Labels(NamedTuple):
     label: npt.NDArray[np.int64]
 
 
-def verify_plan(plan: TransferPlan, num_tokens: int | None = None) -> Report:
+def verify_plan(plan: TransferPlan, num_tokens: int | None = None, progress: Progress | None = None) -> Report:
     """Prove every rank of ``plan`` on sample requests of about ``num_tokens`` tokens (a few blocks by default)."""
     samples = list(_samples(plan.prefill, plan.decode, num_tokens))
     numbers = _array_numbers(plan.prefill, plan.decode)
     problems: list[str] = []
     rows = nbytes = elements = 0
-    for sample in samples:
+    for number, sample in enumerate(samples):
         sources: dict[RankCoordinates, _Labels] = {}
         at_source = _at_source(plan.prefill, sample)
-        for target in plan.reads:
+        for done, target in enumerate(plan.reads, start=number * len(plan.reads) + 1):
             described = plan.descriptors(
                 target, sample.source, sample.target, sample.num_tokens, sample.start_token, salt=sample.start_token
             )
@@ -105,76 +108,32 @@ def verify_plan(plan: TransferPlan, num_tokens: int | None = None) -> Report:
                 nbytes + described.total_bytes,
                 elements + len(wanted.address),
             )
+            if progress is not None:
+                progress(done, len(samples) * len(plan.reads))
     return Report(len(plan.reads), len(samples), rows, nbytes, elements, tuple(problems))
 
 
 def _samples(prefill: EngineLayout, decode: EngineLayout, num_tokens: int | None) -> Iterator[_Sample]:
     """A whole request and one with a prefix hit, with as many tokens as both sides' pools have room for."""
     spans = [_block_tokens(layout) for layout in (prefill, decode)]
-    room = min(_room_tokens(layout) for layout in (prefill, decode))
+    room = min(room_tokens(layout) for layout in (prefill, decode))
     total = min(num_tokens if num_tokens is not None else 2 * max(spans) + min(spans) // 2 + 3, room)
     random = np.random.default_rng(_SEED)
     for start in dict.fromkeys((0, total // 3)):
-        tables = [_tables(layout, total, random) for layout in (prefill, decode)]
+        tables = [sample_tables(layout, total, random) for layout in (prefill, decode)]
         yield _Sample(total, start, tables[0], tables[1])
 
 
-def _shards(layout: EngineLayout) -> Iterator[tuple[RankLayout, Shard]]:
-    for rank in layout.ranks:
-        for shard in rank.shards:
-            yield rank, shard
-
-
-def _shard_block_tokens(shard: Shard) -> int:
-    """Tokens of the request that one block of this array reaches over."""
-    if shard.tokens is None or shard.array.tokens is None:
-        return 1
-    return shard.geometry.block_entries * shard.tokens.count * shard.array.tokens.tokens_per_entry
-
-
 def _block_tokens(layout: EngineLayout) -> int:
-    return max(_shard_block_tokens(shard) for _, shard in _shards(layout))
-
-
-def _room_tokens(layout: EngineLayout) -> int:
-    return min(
-        (shard.num_blocks * _shard_block_tokens(shard) for _, shard in _shards(layout) if shard.tokens is not None),
-        default=1 << 20,
-    )
-
-
-def _tables(layout: EngineLayout, num_tokens: int, random: np.random.Generator) -> dict[str, npt.NDArray[np.int64]]:
-    """Random distinct blocks for every group; windows have let go of what lies behind the first needed token."""
-    tables: dict[str, npt.NDArray[np.int64]] = {}
-    shards: dict[str, list[Shard]] = defaultdict(list)
-    for _, shard in _shards(layout):
-        shards[shard.group].append(shard)
-    for group, members in shards.items():
-        needed = max(_table_length(shard, num_tokens) for shard in members)
-        pool = min(shard.num_blocks for shard in members)
-        tables[group] = random.permutation(pool)[: min(needed, pool)].astype(np.int64)
-        tables[group][: min(_let_go(shard, num_tokens) for shard in members)] = NULL_BLOCK
-    return tables
-
-
-def _table_length(shard: Shard, num_tokens: int) -> int:
-    if shard.tokens is None or shard.array.tokens is None:
-        return 1 + shard.scratch_blocks
-    local = shard.tokens.num_local(num_tokens // shard.array.tokens.tokens_per_entry)
-    return max(1, -(-local // shard.geometry.block_entries))
-
-
-def _let_go(shard: Shard, num_tokens: int) -> int:
-    """Whole blocks that lie behind the first token that the next one looks at."""
-    if shard.tokens is None or shard.array.tokens is None or shard.tokens.count > 1:
-        return 0
-    first = shard.array.tokens.reach.first_needed(num_tokens) // shard.array.tokens.tokens_per_entry
-    return first // shard.geometry.block_entries
+    return max(block_tokens(shard) for _, shard in all_shards(layout))
 
 
 def _array_numbers(*layouts: EngineLayout) -> dict[tuple[str, str], int]:
     names = {
-        (place.layer, shard.array.part) for layout in layouts for _, shard in _shards(layout) for place in shard.places
+        (place.layer, shard.array.part)
+        for layout in layouts
+        for _, shard in all_shards(layout)
+        for place in shard.places
     }
     return {name: number for number, name in enumerate(sorted(names))}
 
@@ -239,7 +198,7 @@ def _entry_offsets(
 def _at_source(prefill: EngineLayout, sample: _Sample) -> dict[tuple[str, str], npt.NDArray[np.bool_]]:
     """For each array, which entries lie in some source rank's memory."""
     found: dict[tuple[str, str], npt.NDArray[np.bool_]] = {}
-    for _, shard in _shards(prefill):
+    for _, shard in all_shards(prefill):
         held = np.zeros(sample.num_tokens + 1, dtype=np.bool_)
         held[_entry_offsets(shard, sample.source[shard.group], sample.num_tokens, None)[0]] = True
         for place in shard.places:
