@@ -30,7 +30,7 @@ def arrays_by_name(model: ModelCache) -> dict[tuple[str, str], CacheArray]:
 
 @pytest.fixture
 def published() -> Callable[..., dict[str, object]]:
-    """A preset's configuration; a keyword replaces a value (of the text part, where there is one), ``...`` removes it."""
+    """A preset's configuration; a keyword replaces a value (of the text part, if there is one), ``...`` removes it."""
     return published_config
 
 

@@ -35,5 +35,5 @@ def test_every_presets_sources_are_written_down(name):
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigurationError, match="preset: 'gpt-9' is not known; use one of .*deepseek-v3"):
+    with pytest.raises(ConfigurationError, match=r"preset: 'gpt-9' is not known; use one of .*deepseek-v3"):
         preset("gpt-9")

@@ -2,7 +2,7 @@ import pytest
 
 from kvweave.core.spec import FullAttentionSpec, MambaSpec
 from kvweave.errors import ConfigurationError
-from kvweave.models import from_config, load
+from kvweave.models import CacheOptions, from_config, load
 
 
 def attention(model) -> list[int]:
@@ -49,7 +49,7 @@ def test_falcon_h1_falls_back_to_expand_only_when_the_width_is_null(published):
     assert (
         from_config(config, "m").bytes_per_request() == 2 * load("falcon-h1-7b").bytes_per_request() - 44 * 512 * 3 * 2
     )
-    with pytest.raises(ConfigurationError, match="24 mamba heads of 128 make 3072, .* makes 6144"):
+    with pytest.raises(ConfigurationError, match=r"24 mamba heads of 128 make 3072, .* makes 6144"):
         from_config(published("falcon-h1-7b", mamba_d_ssm=None), "m")
 
 
@@ -77,9 +77,7 @@ def test_nemotrons_head_size_has_two_names_and_is_never_derived(preset, key, pub
         from_config(published(preset, **{key: ...}), "m")
 
 
-def test_nemotron_predicts_with_its_own_pattern_when_mtp_is_on(published, tmp_path):
-    from kvweave.models import CacheOptions
-
+def test_nemotron_predicts_with_its_own_pattern_when_mtp_is_on(published):
     config = published("nemotron-3-nano-30b-a3b", num_nextn_predict_layers=2, mtp_hybrid_override_pattern="*E")
     names = [layer.name for layer in from_config(config, "m", CacheOptions(mtp=True)).layers()]
     assert [name for name in names if name.startswith("mtp")] == ["mtp.layers.0.mixer", "mtp.layers.2.mixer"]
@@ -100,7 +98,7 @@ def test_an_automatic_head_size_is_the_inner_width_over_the_heads(preset, publis
     ("preset", "changes", "problem"),
     [
         ("granite-4.0-h-tiny", {"layer_types": ...}, "layer_types is missing"),
-        ("granite-4.0-h-tiny", {"mamba_expand": 3}, "48 mamba heads of 64 make 3072, mamba_expand x hidden_size makes 4608"),
+        ("granite-4.0-h-tiny", {"mamba_expand": 3}, "mamba_expand x hidden_size makes 4608"),
         ("bamba-9b", {"attn_layer_indices": ...}, "attn_layer_indices is missing"),
         ("bamba-9b", {"attn_layer_indices": [32]}, r"attn_layer_indices\[0\] is 32; .* 0 to 31"),
         ("bamba-9b", {"mamba_n_groups": 3}, "128 mamba heads are not a multiple of 3 groups"),
@@ -110,7 +108,7 @@ def test_an_automatic_head_size_is_the_inner_width_over_the_heads(preset, publis
         ("jamba-v0.1", {"sliding_window": 64}, "sliding_window is 64; no window is known"),
         ("nemotron-h-8b", {"hybrid_override_pattern": "M-X"}, "must be letters of M"),
         ("nemotron-h-8b", {"hybrid_override_pattern": "M-M*"}, "num_hidden_layers is 52, the pattern has 4"),
-        ("nemotron-h-8b", {"hybrid_override_pattern": ...}, r"hybrid_override_pattern \(or layers_block_type\) is missing"),
+        ("nemotron-h-8b", {"hybrid_override_pattern": ...}, r"\(or layers_block_type\) is missing"),
         ("nemotron-h-8b", {"n_groups": 7}, "128 mamba heads are not a multiple of 7 groups"),
     ],
 )  # fmt: skip

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from kvweave.errors import ConfigurationError
@@ -10,7 +12,7 @@ MLA = ["deepseek-v2-lite", "deepseek-v3", "deepseek-r1", "deepseek-v3.2", "kimi-
 def test_every_layer_keeps_latent_and_rotated_part_once_for_all_heads(preset, arrays_of):
     latents = [array for (_, part), array in arrays_of(load(preset)).items() if part == "latent"]
     assert len(latents) == load(preset).num_layers
-    assert {[(axis.name, axis.size, axis.units) for axis in array.axes][0] for array in latents} == {("dim", 576, 0)}
+    assert {(array.axes[0].name, array.axes[0].size, array.axes[0].units) for array in latents} == {("dim", 576, 0)}
 
 
 def test_v32_keeps_an_indexer_key_beside_each_latent(arrays_of):
@@ -59,6 +61,6 @@ def test_the_opaque_latent_is_one_element_of_656_bytes(arrays_of):
 
 def test_the_opaque_latent_fits_one_size_only(published, tmp_path):
     config = published("deepseek-v3", kv_lora_rank=256)
-    (tmp_path / "config.json").write_text(__import__("json").dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigurationError, match=r"fp8_ds_mla holds 512 \+ 64 elements, this latent has 256 \+ 64"):
         load(tmp_path, cache_dtype="fp8_ds_mla")

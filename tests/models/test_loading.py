@@ -41,7 +41,7 @@ def test_something_that_does_not_exist_is_refused_with_close_presets():
 
 @pytest.mark.parametrize("what", ["", "x" * 5000, "a\0b"], ids=["empty", "very long", "with NUL"])
 def test_text_that_names_nothing_is_refused(what):
-    with pytest.raises(ConfigurationError, match="^model: "):
+    with pytest.raises(ConfigurationError, match=r"^model: "):
         load(what)
 
 
@@ -66,19 +66,22 @@ def test_a_file_that_is_no_configuration_is_refused(content, problem, tmp_path):
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 @pytest.mark.parametrize("name", presets())
-def test_a_wrong_value_is_named_or_without_meaning(name, wrong, published):
-    """Each key of each preset in turn: the same cache as before, or an error that names the model."""
+def test_each_wrong_value_is_refused_by_name_or_has_no_meaning(name, wrong, published):
     config = preset(name).config
-    values = config.get("text_config", config)
-    refused = set()
-    for key in values:
-        try:
-            from_config(published(name, **{key: wrong}), name)
-        except ConfigurationError as error:
-            assert str(error).startswith((f"{name}: ", "dtype: "))
-            refused.add(key)
-    if wrong is not ...:
-        assert "num_hidden_layers" in refused
+    keys = config.get("text_config", config)
+    answers = {key: answer(published(name, **{key: wrong}), name) for key in keys}
+    messages = [message for message in answers.values() if message]
+    assert all(message.startswith((f"{name}: ", "dtype: ")) for message in messages)
+    assert messages
+
+
+def answer(config, name) -> str:
+    """The refusal, or empty text."""
+    try:
+        from_config(config, name)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
 
 
 def test_options_reach_the_specs(folder):

@@ -50,7 +50,7 @@ def test_a_number_may_be_zero():
 
 
 def test_more_layers_than_any_model_has_are_refused():
-    with pytest.raises(ConfigurationError, match="num_hidden_layers is 5000; .* to 4096"):
+    with pytest.raises(ConfigurationError, match=r"num_hidden_layers is 5000; .* to 4096"):
         reader(num_hidden_layers=5000).layer_count()
 
 

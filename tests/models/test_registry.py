@@ -23,7 +23,7 @@ def test_a_file_with_neither_is_refused():
 
 @pytest.mark.parametrize("stated", ["LlamaForCausalLM", [3], {"a": 1}], ids=repr)
 def test_architectures_that_are_no_list_of_names_are_refused(stated):
-    with pytest.raises(ConfigurationError, match="architectures is .*; it must be a list"):
+    with pytest.raises(ConfigurationError, match=r"architectures is .*; it must be a list"):
         find_family({"architectures": stated}, "m")
 
 
