@@ -11,24 +11,30 @@ rows of bytes to read::
 """
 
 from kvweave import models
+from kvweave import models
 from kvweave.core.block_table import NULL_BLOCK
 from kvweave.core.cache_config import CacheConfig
 from kvweave.core.compatibility import check_compatibility
+from kvweave.core.interval import Interval
 from kvweave.core.layout import EngineLayout
 from kvweave.core.mapping import TPMapping, compute_tp_mapping
 from kvweave.core.parallel import ParallelConfig, RankCoordinates
 from kvweave.core.plan import TransferPlan, plan_transfer
 from kvweave.core.spec import get_representative_spec_type
-from kvweave.core.topology import RemoteEngine, TransferTopology
+from kvweave.core.topology import TransferTopology
+from kvweave.errors import IncompatibleLayouts, KVWeaveError, Mismatch
 from kvweave.version import __version__
 
 __all__ = [
     "NULL_BLOCK",
     "CacheConfig",
     "EngineLayout",
+    "IncompatibleLayouts",
+    "Interval",
+    "KVWeaveError",
+    "Mismatch",
     "ParallelConfig",
     "RankCoordinates",
-    "RemoteEngine",
     "TPMapping",
     "TransferPlan",
     "TransferTopology",

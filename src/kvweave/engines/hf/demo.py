@@ -1,0 +1,163 @@
+"""The main job, end to end: one process prefills, another of a different shape decodes, and the tokens are compared.
+
+Nothing here is special to the demonstration: the engines are the embedded ones, the bytes move over NIXL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Self
+
+from kvweave import models
+from kvweave.core.layout import EngineLayout
+from kvweave.core.plan import plan_transfer
+from kvweave.engines.hf.engine import EngineShape
+from kvweave.engines.hf.model_source import SMOLLM2, model_folder
+from kvweave.engines.hf.process import EngineProcess
+
+QUESTION = "What is the capital of France, and what is it known for?"
+LONG_TEXT = (
+    "A cache is a set of named arrays; a rank holds a box of each; a plan is the intersection of boxes, and it is "
+    "proved before it is used. Whoever moves a cache must say which bytes, once each, and no other byte."
+)
+"""For tiny models: over 128 tokens of one byte, so that windows move on and compressed groups close."""
+
+_SPARE_BLOCKS = 8
+
+Tell = Callable[[str], None]
+"""Takes one line of progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """What one decode rank reads for one cache group: from which prefill ranks."""
+
+    target: str
+    group: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """One run. ``difference`` is the position of the first token that differs from one engine's, None if none does."""
+
+    model: str
+    prompt_tokens: int
+    answer: str
+    tokens: tuple[int, ...]
+    expected: tuple[int, ...]
+    contacts: tuple[Contact, ...]
+    nbytes: int
+    rows: int
+    prefill_seconds: float
+    transfer_seconds: float
+    decode_seconds: float
+    blocks_left: int
+
+    @property
+    def difference(self) -> int | None:
+        """Position of the first differing token."""
+        longest = max(len(self.tokens), len(self.expected))
+        return next((n for n in range(longest) if self.tokens[n : n + 1] != self.expected[n : n + 1]), None)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the tokens are equal and every block was freed."""
+        return self.difference is None and self.blocks_left == 0
+
+
+class Stage:
+    """Two engine processes that stay up while models and shapes change."""
+
+    def __init__(self, tell: Tell = lambda line: None) -> None:
+        self._tell = tell
+        self._prefill = EngineProcess("prefill")
+        self._decode = EngineProcess("decode")
+        self._loaded = ""
+        self._folder = Path()
+
+    def run(
+        self, model: str, prefill: EngineShape, decode: EngineShape, prompt: str | None = None, max_new_tokens: int = 48
+    ) -> Demonstration:
+        """Prefills ``prompt`` in one shape, decodes in the other, and compares with one engine.
+
+        Raises our errors: ``LayoutError`` for a shape the model does not allow, ``EngineProcessError`` if a side fails.
+        """
+        folder = model_folder(model)
+        cache = models.load(folder, dtype="float32")
+        for shape in (prefill, decode):
+            EngineLayout.build(cache, shape.parallel, shape.cache)
+        self._load(model, folder)
+        tokens = self._prefill.encode(prompt or (QUESTION if model == SMOLLM2 else LONG_TEXT))
+        prefill, decode = (_sized(shape, len(tokens)) for shape in (prefill, decode))
+        self._tell("opening the engines")
+        self._prefill.start_prefill(prefill)
+        self._decode.start_decode(decode)
+        started = perf_counter()
+        self._tell(f"prefilling {len(tokens)} tokens")
+        params = self._prefill.prefill("demo", tokens)
+        prefilled = perf_counter()
+        self._tell("moving the cache and decoding")
+        answer = self._decode.decode(tokens, params, max_new_tokens)
+        decoded = perf_counter()
+        self._tell("answering in one engine for comparison")
+        expected = self._decode.reference(tokens, max_new_tokens)
+        delivered = answer.delivered
+        transfer = delivered.seconds if delivered else 0.0
+        return Demonstration(
+            model=model,
+            prompt_tokens=len(tokens),
+            answer=self._decode.text(answer.tokens),
+            tokens=answer.tokens,
+            expected=tuple(expected),
+            contacts=tuple(
+                _contacts(
+                    EngineLayout.build(cache, prefill.parallel, prefill.cache),
+                    EngineLayout.build(cache, decode.parallel, decode.cache),
+                )
+            ),
+            nbytes=delivered.nbytes if delivered else 0,
+            rows=delivered.rows if delivered else 0,
+            prefill_seconds=prefilled - started,
+            transfer_seconds=transfer,
+            decode_seconds=decoded - prefilled - transfer,
+            blocks_left=self._prefill.blocks_in_use() + self._decode.blocks_in_use(),
+        )
+
+    def close(self) -> None:
+        """Ends both processes."""
+        self._prefill.close()
+        self._decode.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _load(self, model: str, folder: Path) -> None:
+        if model == self._loaded:
+            return
+        self._tell(f"loading {model} in both processes")
+        self._prefill.load(folder)
+        self._decode.load(folder)
+        self._loaded = model
+
+
+def _sized(shape: EngineShape, num_tokens: int) -> EngineShape:
+    """The shape with a pool just large enough for the request and some spare blocks."""
+    blocks = -(-num_tokens // shape.cache.block_size) + _SPARE_BLOCKS
+    return replace(shape, cache=replace(shape.cache, num_blocks=blocks))
+
+
+def _contacts(prefill: EngineLayout, decode: EngineLayout) -> Iterator[Contact]:
+    plan = plan_transfer(prefill, decode)
+    for rank in decode.ranks:
+        for group, sources in plan.sources(rank).items():
+            yield Contact(str(rank.coordinates), group, tuple(str(source) for source in sources))

@@ -1,0 +1,189 @@
+"""A prefill engine and a decode engine that compute with transformers and keep their cache in kvweave's memory.
+
+Each is one engine of any shape in one process: every rank has its own memory and its own transport. The model itself
+runs unsharded; what is sharded, paged, offered and fetched is its cache::
+
+    prefill   tokens[:-1] -> transformers -> logical arrays -> blocks on every rank -> offer
+    decode    fetch -> blocks on every rank -> logical arrays -> transformers -> last prompt token, answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
+
+from kvweave.core.cache_config import CacheConfig
+from kvweave.core.layout import EngineLayout
+from kvweave.core.parallel import ParallelConfig, RankCoordinates
+from kvweave.engines.hf.block_pool import BlockPool
+from kvweave.engines.hf.paged_memory import PagedMemory, Tables
+from kvweave.engines.hf.runner import ModelRunner
+from kvweave.runtime import DecodeEngine, Delivered, PrefillEngine
+from kvweave.transport.base import Transport
+
+TransportFactory = Callable[[RankCoordinates], Transport]
+"""Makes one rank's transport."""
+
+_SAMPLED_WEIGHTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShape:
+    """How an embedded engine is cut and laid out."""
+
+    parallel: ParallelConfig
+    cache: CacheConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the decode engine made of a request; ``delivered`` is None when nothing had to be moved."""
+
+    tokens: tuple[int, ...]
+    delivered: Delivered | None
+
+
+class _Store:
+    """The memory and the free blocks of one engine. Blocks come back from other threads through a queue."""
+
+    def __init__(self, runner: ModelRunner, shape: EngineShape, seed: int) -> None:
+        model = replace(runner.model, fingerprint=f"{runner.model.fingerprint}-{weights_fingerprint(runner)}")
+        self.memory = PagedMemory(EngineLayout.build(model, shape.parallel, shape.cache))
+        self._pool = BlockPool(self.memory.layout, seed)
+        self._returned: SimpleQueue[Tables] = SimpleQueue()
+
+    def allocate(self, num_tokens: int) -> dict[str, list[int]]:
+        self._collect()
+        return self._pool.allocate(num_tokens)
+
+    def give_back(self, tables: Tables) -> None:
+        """Callable from any thread."""
+        self._returned.put(tables)
+
+    def blocks_in_use(self) -> int:
+        self._collect()
+        return self._pool.used()
+
+    def _collect(self) -> None:
+        while not self._returned.empty():
+            self._pool.release(self._returned.get())
+
+
+class HuggingFacePrefill:
+    """Prefills prompts and offers their caches."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        shape: EngineShape,
+        transport: TransportFactory,
+        engine_id: str = "prefill",
+        lease_seconds: float = 60.0,
+    ) -> None:
+        self._runner = runner
+        self._store = _Store(runner, shape, seed=1)
+        self._engine = PrefillEngine(
+            self._store.memory.layout,
+            engine_id=engine_id,
+            transport=transport,
+            bind="127.0.0.1:0",
+            lease_seconds=lease_seconds,
+        )
+
+    def prefill(self, request_id: str, tokens: Sequence[int]) -> Mapping[str, Any] | None:
+        """Computes all but the last token and offers the cache: the ``kv_transfer_params`` for the decode engine.
+
+        None for a prompt of one token: there is nothing to move.
+        """
+        if len(tokens) < 2:
+            return None
+        num_tokens = len(tokens) - 1
+        captured = self._runner.capture(self._runner.prefill(tokens[:-1]))
+        tables = self._store.allocate(num_tokens)
+        self._store.memory.write(captured, tables)
+        offered = self._engine.offer(
+            request_id, num_tokens, blocks=tables, on_release=lambda *_: self._store.give_back(tables)
+        )
+        return offered.params()
+
+    def blocks_in_use(self) -> int:
+        """Blocks that are not free: 0 once every offer was released."""
+        return self._store.blocks_in_use()
+
+    def close(self) -> None:
+        """Ends the engine; offers end with it."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class HuggingFaceDecode:
+    """Fetches offered caches and decodes."""
+
+    def __init__(
+        self, runner: ModelRunner, shape: EngineShape, transport: TransportFactory, engine_id: str = "decode"
+    ) -> None:
+        self._runner = runner
+        self._store = _Store(runner, shape, seed=2)
+        self._engine = DecodeEngine(self._store.memory.layout, engine_id=engine_id, transport=transport)
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        params: Mapping[str, Any] | None,
+        max_new_tokens: int,
+        stop_tokens: Sequence[int] = (),
+        timeout_seconds: float = 60.0,
+    ) -> Answer:
+        """Fetches the cache of all but the last prompt token and answers; raises what the fetch raises."""
+        if params is None:
+            made = self._runner.generate(tokens, max_new_tokens, stop_tokens=stop_tokens)
+            return Answer(tuple(made), None)
+        num_tokens = len(tokens) - 1
+        tables = self._store.allocate(num_tokens)
+        fetch = self._engine.fetch(params, blocks=tables)
+        try:
+            delivered = fetch.result(timeout_seconds)
+            captured = self._store.memory.read(num_tokens, tables)
+        finally:
+            self._store.give_back(tables)
+        session = self._runner.restore(captured)
+        made = self._runner.generate(tokens, max_new_tokens, session, stop_tokens)
+        return Answer(tuple(made), delivered)
+
+    def blocks_in_use(self) -> int:
+        """Blocks that are not free: 0 between requests."""
+        return self._store.blocks_in_use()
+
+    def close(self) -> None:
+        """Ends the engine."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def weights_fingerprint(runner: ModelRunner) -> str:
+    """A short hash of the weights, from samples of every tensor: tells a fine-tune from its parent."""
+    digest = blake2b(digest_size=8)
+    for name, weight in sorted(runner.network.state_dict().items()):
+        flat = weight.detach().flatten()
+        step = max(1, flat.numel() // _SAMPLED_WEIGHTS)
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        digest.update(flat[::step].contiguous().float().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,179 @@
+"""An embedded engine in an operating system process of its own.
+
+``EngineProcess`` starts a process and asks it, one question at a time. The process outlives its engines, so many models
+and shapes can be tried with one start of torch. Both ends are this program: the channel is no way in for a peer.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kvweave.errors import KVWeaveError, LocalProtocolError
+
+_ANSWER_SECONDS = 600.0
+
+
+class EngineProcessError(KVWeaveError):
+    """The other process could not answer; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    message: str
+
+
+class EngineProcess:
+    """One engine process. ``close`` (or leaving the context) ends it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._executor = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+    def load(self, folder: Path, threads: int = 1) -> None:
+        """Loads the model; an engine of an earlier model is closed."""
+        self._ask("load", str(folder), threads)
+
+    def encode(self, prompt: str) -> list[int]:
+        """The prompt's tokens, as a chat message where the model has a chat template."""
+        return list(self._ask("encode", prompt))
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The tokens as text, special tokens left out."""
+        return str(self._ask("text", list(tokens)))
+
+    def start_prefill(self, shape: Any) -> None:
+        """Opens a prefill engine of that ``EngineShape``; the earlier engine is closed."""
+        self._ask("start_prefill", shape)
+
+    def start_decode(self, shape: Any) -> None:
+        """Opens a decode engine of that ``EngineShape``; the earlier engine is closed."""
+        self._ask("start_decode", shape)
+
+    def prefill(self, request_id: str, tokens: Sequence[int]) -> Mapping[str, Any] | None:
+        """``HuggingFacePrefill.prefill``."""
+        params: Mapping[str, Any] | None = self._ask("prefill", request_id, list(tokens))
+        return params
+
+    def decode(self, tokens: Sequence[int], params: Mapping[str, Any] | None, max_new_tokens: int) -> Any:
+        """``HuggingFaceDecode.decode``: an ``Answer``."""
+        return self._ask("decode", list(tokens), params, max_new_tokens)
+
+    def reference(self, tokens: Sequence[int], max_new_tokens: int) -> list[int]:
+        """The same model's tokens in one engine."""
+        return list(self._ask("reference", list(tokens), max_new_tokens))
+
+    def blocks_in_use(self) -> int:
+        """Blocks of the open engine that are not free."""
+        return int(self._ask("blocks_in_use"))
+
+    def close(self) -> None:
+        """Ends the engine and the process."""
+        self._executor.submit(_serve, "close", ())
+        self._executor.shutdown(wait=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, question: str, *arguments: Any) -> Any:
+        try:
+            answer = self._executor.submit(_serve, question, arguments).result(_ANSWER_SECONDS)
+        except BrokenExecutor:
+            raise EngineProcessError(f"{self._name}: its process has ended while asked to {question}") from None
+        except FutureTimeoutError:
+            raise EngineProcessError(f"{self._name}: no answer to {question} in {_ANSWER_SECONDS:.0f} s") from None
+        if isinstance(answer, _Failure):
+            raise EngineProcessError(f"{self._name}: {answer.message}")
+        return answer
+
+
+class _Host:
+    """Lives in the engine process: one loaded model, one open engine."""
+
+    def __init__(self) -> None:
+        self._runner: Any = None
+        self._tokenizer: Any = None
+        self._engine: Any = None
+
+    def load(self, folder: str, threads: int) -> None:
+        from transformers import AutoTokenizer
+
+        from kvweave import models
+        from kvweave.engines.hf.runner import ModelRunner
+
+        self.close()
+        self._runner = ModelRunner.load(folder, models.load(folder, dtype="float32"), threads)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def encode(self, prompt: str) -> list[int]:
+        tokenizer = self._tokenizer
+        if not tokenizer.chat_template:
+            return list(tokenizer.encode(prompt))
+        message = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    def text(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def start_prefill(self, shape: Any) -> None:
+        from kvweave.engines.hf.engine import HuggingFacePrefill
+        from kvweave.transport.nixl import NixlTransport
+
+        self.close()
+        self._engine = HuggingFacePrefill(self._runner, shape, lambda rank: NixlTransport(f"prefill.{rank}"))
+
+    def start_decode(self, shape: Any) -> None:
+        from kvweave.engines.hf.engine import HuggingFaceDecode
+        from kvweave.transport.nixl import NixlTransport
+
+        self.close()
+        self._engine = HuggingFaceDecode(self._runner, shape, lambda rank: NixlTransport(f"decode.{rank}"))
+
+    def prefill(self, request_id: str, tokens: list[int]) -> Mapping[str, Any] | None:
+        return self._opened().prefill(request_id, tokens)  # type: ignore[no-any-return]
+
+    def decode(self, tokens: list[int], params: Mapping[str, Any] | None, max_new_tokens: int) -> Any:
+        return self._opened().decode(tokens, params, max_new_tokens, self._stop_tokens())
+
+    def reference(self, tokens: list[int], max_new_tokens: int) -> list[int]:
+        return list(self._runner.reference(tokens, max_new_tokens, self._stop_tokens()))
+
+    def blocks_in_use(self) -> int:
+        return int(self._opened().blocks_in_use())
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+
+    def _opened(self) -> Any:
+        if self._engine is None:
+            raise LocalProtocolError("engine process: no engine is open; start one first")
+        return self._engine
+
+    def _stop_tokens(self) -> tuple[int, ...]:
+        stop = self._tokenizer.eos_token_id
+        return () if stop is None else (stop,)
+
+
+_HOST = _Host()
+
+
+def _serve(question: str, arguments: tuple[Any, ...]) -> Any:
+    """Runs in the engine process. Our own errors go back as text."""
+    try:
+        return getattr(_HOST, question)(*arguments)
+    except KVWeaveError as error:
+        return _Failure(str(error))
