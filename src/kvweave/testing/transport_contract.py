@@ -13,16 +13,18 @@ bytes, and knows its addresses only from ``source_address``.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvweave.core.layout import MemoryKind, Region
+from kvweave.core.layout import Region
 from kvweave.errors import LocalProtocolError, TransportError, TransportErrorKind
 from kvweave.transport.base import ReadHandle, ReadRows, ReadState, Transport
 
@@ -31,6 +33,7 @@ GUARD = 0xA5
 MOST_POLLS = 3_000_000
 
 ByteArray = npt.NDArray[np.uint8]
+OffsetArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +89,13 @@ def region_of(memory: ByteArray) -> Region:
     return Region(memory.ctypes.data, memory.nbytes)
 
 
-def scattered(count: int, most_bytes: int, seed: int = 0) -> tuple[ByteArray, ByteArray, ByteArray]:
+def scattered(count: int, most_bytes: int, seed: int = 0) -> tuple[OffsetArray, OffsetArray, OffsetArray]:
     """Offsets and sizes of ``count`` rows at random places, their targets apart from one another."""
     dice = np.random.default_rng(seed)
     pitch = MEMORY_BYTES // count
     nbytes = dice.integers(1, min(most_bytes, pitch) + 1, count)
     target = dice.permutation(count) * pitch + dice.integers(0, pitch - nbytes + 1)
-    source = dice.integers(0, MEMORY_BYTES - nbytes + 1)
+    source: OffsetArray = dice.integers(0, MEMORY_BYTES - nbytes + 1)
     return source, target, nbytes
 
 
@@ -206,17 +209,29 @@ class TransportContract:
         """Neither that row nor the good one before it."""
         source_address = [pair.source_address, pair.source_address + source]
         target_address = [pair.target_memory.ctypes.data + place for place in (4096, target)]
-        rows = ReadRows(*(np.array(value, np.uint64) for value in (source_address, target_address, [64, 64])))
+        rows = ReadRows(
+            np.array(source_address, np.uint64), np.array(target_address, np.uint64), np.full(2, 64, np.uint64)
+        )
         assert_failed(pair.read(peer, rows), TransportErrorKind.NOT_REGISTERED)
         assert (pair.target_memory == GUARD).all()
 
-    @pytest.mark.parametrize("memory", ["source_memory", "target_memory"])
-    def test_memory_of_another_kind_is_not_registered(self, pair: TransportPair, peer: str, memory: str) -> None:
-        """Right address, wrong kind."""
-        rows = pair.rows([0], [0], [64])
-        places = (rows.source_address, rows.target_address, rows.nbytes)
-        handle = pair.read(peer, ReadRows(*places, **{memory: MemoryKind.VRAM}))
-        assert_failed(handle, TransportErrorKind.NOT_REGISTERED)
+    @pytest.mark.parametrize(
+        "elsewhere",
+        [{"source_memory": "VRAM"}, {"target_memory": "VRAM"}, {"source_device": 1}, {"target_device": 1}],
+        ids=["source kind", "target kind", "source device", "target device"],
+    )
+    def test_memory_of_another_kind_or_device_is_not_registered(
+        self, pair: TransportPair, peer: str, elsewhere: dict[str, Any]
+    ) -> None:
+        """The right addresses do not help."""
+        rows = dataclasses.replace(pair.rows([0], [0], [64]), **elsewhere)
+        assert_failed(pair.read(peer, rows), TransportErrorKind.NOT_REGISTERED)
+
+    def test_addresses_up_to_the_end_of_64_bits_are_judged_rightly(self, pair: TransportPair, peer: str) -> None:
+        """Not registered, as numbers without a sign."""
+        high = np.array([2**63 + 4096, 2**64 - 65], np.uint64)
+        rows = dataclasses.replace(pair.rows([0, 0], [0, 64], [64, 64]), source_address=high)
+        assert_failed(pair.read(peer, rows), TransportErrorKind.NOT_REGISTERED)
 
     def test_connecting_again_is_harmless(self, pair: TransportPair, peer: str) -> None:
         """The peer keeps its name and reads go on."""
