@@ -1,7 +1,7 @@
 """The rank-level view of a transfer: which remote tensor ranks one local rank reads, per cache group.
 
-Nothing here knows a kind of cache. Each array of each layer is taken by its own boxes: the local rank's box is cut
-where the remote boxes begin and end, and each piece is read from one of the remote ranks that hold all of it::
+Nothing here knows a kind of cache. The reads come from a plan between two engines of these sizes, which takes each
+array of each layer by its own boxes; the mapping says what they look like from one rank::
 
     4 KV heads, remote tp 8, local tp 2
 
@@ -15,19 +15,24 @@ single number for all sources may not exist; it is None then, and the plan has t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from math import lcm
 
 from kvweave.core.array import CacheArray
-from kvweave.core.interval import Box, box_contains, box_intersection
-from kvweave.core.model import KVCacheGroup
+from kvweave.core.cache_config import CacheConfig
+from kvweave.core.interval import Box, box_contains
+from kvweave.core.layout import EngineLayout
+from kvweave.core.model import CacheLayer, KVCacheGroup, ModelCache
 from kvweave.core.parallel import ParallelConfig, RankCoordinates
-from kvweave.core.sharding import box_of, token_share
+from kvweave.core.plan import plan_transfer
+from kvweave.core.read import Read
+from kvweave.core.replicas import choose
+from kvweave.core.sharding import box_of
 from kvweave.core.spec import LayerSpec, UniformTypeKVCacheSpecs
-from kvweave.core.tokens import TokenShare, shared_runs
 from kvweave.core.topology import TransferTopology
-from kvweave.errors import ConfigurationError, PlanError
+from kvweave.errors import ConfigurationError
 
 CacheGroup = KVCacheGroup | UniformTypeKVCacheSpecs | LayerSpec
 """One group: a model's group, vLLM's wrapper, or the one spec of all its layers."""
@@ -69,50 +74,28 @@ class TPMapping:
 
 
 @dataclass(frozen=True, slots=True)
-class _Holding:
-    """A box of an array, and the share of its tokens (None for a state)."""
+class _Chosen:
+    """A read of the plan with the one source that serves it, and that source's own box."""
 
-    box: Box
-    tokens: TokenShare | None
-
-    def meets(self, other: _Holding) -> bool:
-        return box_intersection(self.box, other.box) is not None and _tokens_meet(self.tokens, other.tokens)
-
-    def contains(self, piece: _Holding) -> bool:
-        return self.tokens == piece.tokens and box_contains(self.box, piece.box)
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A piece of the local box, the remote rank it is read from, and that rank's own box."""
-
+    read: Read
     source: int
-    piece: Box
     source_box: Box
-
-
-@dataclass(frozen=True, slots=True)
-class _ArrayReads:
-    """How one array is read by every local rank."""
-
-    array: CacheArray
-    holdings: tuple[_Holding, ...]
-    reads: tuple[tuple[_Read, ...], ...]
 
     @property
     def splits_attention(self) -> bool:
-        """Whether it has tokens and an axis that tensor ranks share out."""
-        return self.array.tokens is not None and any(axis.units for axis in self.array.axes)
+        """Whether its array has tokens and an axis that tensor ranks share out."""
+        return self.read.array.tokens is not None and any(axis.units for axis in self.read.array.axes)
 
-    def slots(self, rank: int, sources: Sequence[int]) -> dict[int, int]:
-        """For each source: the first of the local rank's pieces that it holds; 0 if it holds none."""
-        pieces = sorted({read.piece for read in self.reads[rank]})
-        held = {source: [p for p in pieces if box_contains(self.holdings[source].box, p)] for source in sources}
-        return {source: pieces.index(boxes[0]) if boxes else 0 for source, boxes in held.items()}
-
-    def offsets(self, rank: int) -> set[int | None]:
-        """How many pieces lie before each piece in its source's box; None where that is no whole number."""
-        return {_offset(read) for read in self.reads[rank]}
+    @property
+    def offset(self) -> int | None:
+        """How many pieces like this one lie before it in its source's box; None where that is no whole number."""
+        total = 0
+        for inner, outer in zip(self.read.box, self.source_box, strict=True):
+            pieces, rest = divmod(inner.start - outer.start, len(inner))
+            if rest:
+                return None
+            total += pieces
+        return total
 
 
 def compute_tp_mapping(
@@ -127,8 +110,7 @@ def compute_tp_mapping(
     Of several equal remote ranks the one that follows from the tp ratio is read: ``tp_rank * remote_tp_size //
     tp_size`` where all ranks are equal (vLLM's rule). ``remote_interleave`` is the topology's unless stated.
 
-    Raises ``LayoutError`` for a split that no engine could build, ``PlanError`` for a piece that no remote rank holds,
-    ``ConfigurationError`` without groups.
+    Raises ``LayoutError`` for a split that no engine could build, ``ConfigurationError`` without groups.
 
     >>> from kvweave.core.spec import FullAttentionSpec
     >>> topology = TransferTopology(engine_id="decode", tp_rank=0, tp_size=2, block_size=16, total_num_kv_heads=4)
@@ -140,22 +122,30 @@ def compute_tp_mapping(
         raise ConfigurationError("groups: none given; give at least one group or spec")
     interleave = topology.interleave if remote_interleave is None else remote_interleave
     remote = ParallelConfig(tp=remote_tp_size, dcp=remote_dcp_size, interleave=interleave)
-    local = topology.parallel()
-    per_group = [[_read_array(array, local, remote) for array in _arrays(group)] for group in groups]
-    every = [array for group in per_group for array in group]
-    sources = _sources(every, topology.tp_rank)
-    consumers = {sum(source in _sources(every, rank) for rank in range(local.tp)) for source in sources}
-    slots, offset = _attention_view(every, topology.tp_rank, sources)
+    reads = [tuple(_choose(read, remote) for read in reads) for reads in _plan(groups, remote, topology.parallel())]
+    own = reads[topology.tp_rank]
+    sources = _sources(own)
+    consumers = {sum(source in _sources(others) for others in reads) for source in sources}
+    slots, offset = _attention_view(own, sources, remote)
     return TPMapping(
-        groups=tuple(_map_group(group, topology.tp_rank, sources) for group in per_group),
+        groups=tuple(_map_group(str(number), own, sources, remote) for number in range(len(groups))),
         rank_to_attention_slot=slots,
         rank_offset_factor=offset,
         local_consumers=consumers.pop() if len(consumers) == 1 else None,
     )
 
 
-def _arrays(group: CacheGroup) -> tuple[CacheArray, ...]:
-    """The distinct arrays of a group, layer by layer."""
+def _plan(groups: Sequence[CacheGroup], remote: ParallelConfig, local: ParallelConfig) -> list[tuple[Read, ...]]:
+    """The reads of every local rank, for a model with one layer per distinct spec and the smallest memory."""
+    model = ModelCache(
+        "mapping", 1, tuple(_one_layer_per_spec(str(number), group) for number, group in enumerate(groups))
+    )
+    cache = CacheConfig(block_size=lcm(remote.interleave, local.interleave), num_blocks=1)
+    plan = plan_transfer(EngineLayout.build(model, remote, cache), EngineLayout.build(model, local, cache))
+    return [plan.of(rank) for rank in local.ranks()]
+
+
+def _one_layer_per_spec(name: str, group: CacheGroup) -> KVCacheGroup:
     match group:
         case KVCacheGroup():
             specs: list[LayerSpec] = [layer.spec for layer in group.layers]
@@ -163,78 +153,44 @@ def _arrays(group: CacheGroup) -> tuple[CacheArray, ...]:
             specs = list(group.kv_cache_specs.values())
         case _:
             specs = [group]
-    return tuple(dict.fromkeys(array for spec in specs for array in spec.arrays()))
+    distinct = enumerate(dict.fromkeys(specs))
+    return KVCacheGroup(name, tuple(CacheLayer(f"{name}.{number}", 0, spec) for number, spec in distinct))
 
 
-def _map_group(arrays: Sequence[_ArrayReads], rank: int, all_sources: Sequence[int]) -> GroupMapping:
-    slots, offset = _attention_view(arrays, rank, all_sources)
-    return GroupMapping(_sources(arrays, rank), slots, offset)
+def _choose(read: Read, remote: ParallelConfig) -> _Chosen:
+    source = choose(read).coordinates
+    return _Chosen(read, source.tp, box_of(read.array, remote, source))
 
 
-def _sources(arrays: Sequence[_ArrayReads], rank: int) -> tuple[int, ...]:
-    return tuple(sorted({read.source for array in arrays for read in array.reads[rank]}))
+def _map_group(name: str, reads: Sequence[_Chosen], sources: Sequence[int], remote: ParallelConfig) -> GroupMapping:
+    own = [chosen for chosen in reads if chosen.read.target.group == name]
+    return GroupMapping(_sources(own), *_attention_view(own, sources, remote))
+
+
+def _sources(reads: Sequence[_Chosen]) -> tuple[int, ...]:
+    return tuple(sorted({chosen.source for chosen in reads}))
 
 
 def _attention_view(
-    arrays: Sequence[_ArrayReads], rank: int, sources: Sequence[int]
+    reads: Sequence[_Chosen], sources: Sequence[int], remote: ParallelConfig
 ) -> tuple[dict[int, int] | None, int | None]:
     """The slots and the offset that all split attention arrays share; 0 without any, None where they differ."""
-    split = [array for array in arrays if array.splits_attention]
-    if not split:
+    pieces: dict[CacheArray, set[Box]] = defaultdict(set)
+    offsets: set[int | None] = set()
+    for chosen in reads:
+        if chosen.splits_attention:
+            pieces[chosen.read.array].add(chosen.read.box)
+            offsets.add(chosen.offset)
+    if not pieces:
         return dict.fromkeys(sources, 0), 0
-    first, *others = [array.slots(rank, sources) for array in split]
-    offsets = set().union(*(array.offsets(rank) for array in split))
+    first, *others = [_slots(array, sorted(boxes), sources, remote) for array, boxes in pieces.items()]
     return first if all(slots == first for slots in others) else None, offsets.pop() if len(offsets) == 1 else None
 
 
-def _read_array(array: CacheArray, local: ParallelConfig, remote: ParallelConfig) -> _ArrayReads:
-    targets, sources = _holdings(array, local), _holdings(array, remote)
-    reads = tuple(tuple(_reads(array.part, rank, targets, sources)) for rank in range(local.tp))
-    return _ArrayReads(array, sources, reads)
-
-
-def _holdings(array: CacheArray, parallel: ParallelConfig) -> tuple[_Holding, ...]:
-    ranks = [RankCoordinates(tp=tp_rank) for tp_rank in range(parallel.tp)]
-    return tuple(_Holding(box_of(array, parallel, rank), token_share(array, parallel, rank)) for rank in ranks)
-
-
-def _reads(part: str, rank: int, targets: Sequence[_Holding], sources: Sequence[_Holding]) -> Iterator[_Read]:
-    """One read per piece: of the n remote ranks that hold it, the one at ordinal * n // (local ranks that want it)."""
-    for piece in _pieces(targets[rank], sources):
-        replicas = [source for source, holding in enumerate(sources) if holding.contains(piece)]
-        if not replicas:
-            raise PlanError(
-                f"{part}: no remote rank holds {_box_text(piece.box)}; state remote intervals that cover it"
-            )
-        sharing = [target for target, holding in enumerate(targets) if holding.meets(piece)]
-        source = replicas[sharing.index(rank) * len(replicas) // len(sharing)]
-        yield _Read(source, piece.box, sources[source].box)
-
-
-def _pieces(target: _Holding, sources: Sequence[_Holding]) -> Iterator[_Holding]:
-    """The target's box cut at every remote edge, once for each remote token share that it meets."""
-    cuts = [
-        interval.cut(source.box[axis] for source in sources if box_intersection(source.box, target.box) is not None)
-        for axis, interval in enumerate(target.box)
-    ]
-    for tokens in dict.fromkeys(source.tokens for source in sources):
-        if _tokens_meet(target.tokens, tokens):
-            yield from (_Holding(box, tokens) for box in product(*cuts))
-
-
-def _tokens_meet(one: TokenShare | None, other: TokenShare | None) -> bool:
-    return one is None or other is None or bool(shared_runs(one, other)[0])
-
-
-def _offset(read: _Read) -> int | None:
-    total = 0
-    for inner, outer in zip(read.piece, read.source_box, strict=True):
-        pieces, rest = divmod(inner.start - outer.start, len(inner))
-        if rest:
-            return None
-        total += pieces
-    return total
-
-
-def _box_text(box: Box) -> str:
-    return " x ".join(str(interval) for interval in box)
+def _slots(array: CacheArray, pieces: Sequence[Box], sources: Sequence[int], remote: ParallelConfig) -> dict[int, int]:
+    """For each source the first of the pieces that it holds; 0 if it holds none."""
+    slots = {}
+    for source in sources:
+        box = box_of(array, remote, RankCoordinates(tp=source))
+        slots[source] = next((number for number, piece in enumerate(pieces) if box_contains(box, piece)), 0)
+    return slots
