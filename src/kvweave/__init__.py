@@ -11,7 +11,6 @@ rows of bytes to read::
 """
 
 from kvweave import models
-from kvweave import models
 from kvweave.core.block_table import NULL_BLOCK
 from kvweave.core.cache_config import CacheConfig
 from kvweave.core.compatibility import check_compatibility
