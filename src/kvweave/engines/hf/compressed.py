@@ -6,22 +6,24 @@ transformers keeps both in dicts of the attention's cache layer, under ``compres
     buffer_kv,      (1, token, dim)     tokens of the open group, fewer than r: in the first slots of the array,
     buffer_gate                         the other slots are zero
     overlap_kv,     (1, r, dim)         what the last closed group lends to the next one, where groups overlap
-    overlap_gate                        (r = 4); nothing, and zeros in the array, until a group was closed
+    overlap_gate                        (r = 4); until a group was closed nothing: kv 0, gate minus infinity
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from kvweave.core.spec import CircularBufferSpec, MLAAttentionSpec, StatePart
 from kvweave.engines.hf.captured import CapturedArray, CapturedCache
 from kvweave.engines.hf.tensors import to_array, to_tensor
+
+_NEUTRAL = {"buffer.kv": 0.0, "buffer.gate": 0.0, "overlap.kv": 0.0, "overlap.gate": -math.inf}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,35 +54,24 @@ class OpenGroupBridge:
     spec: CircularBufferSpec
 
     def read(self, held: Any) -> Iterator[tuple[str, CapturedArray]]:
-        """All buffers, unused slots zero."""
+        """All buffers, with the neutral value in unused slots."""
         for state in self.spec.states:
-            yield state.part, CapturedArray(0, _padded(_dict_of(held, state)[self.owner], state))
+            whole = np.full([axis.size for axis in state.axes], _NEUTRAL[state.part], dtype=np.float32)
+            tensor = _dict_of(held, state)[self.owner]
+            if tensor is not None:
+                whole[: tensor.shape[1]] = to_array(tensor[0])
+            yield state.part, CapturedArray(0, whole)
 
     def write(self, held: Any, captured: CapturedCache) -> None:
-        """Fills a fresh layer's buffers."""
+        """Fills a fresh layer's buffers; transformers takes an overlap of neutral values for no overlap."""
         for state in self.spec.states:
-            slots = _used_slots(state, captured.num_tokens)
-            if slots is not None:
-                rows = captured.array(self.layer, state.part).data[:slots]
-                _dict_of(held, state)[self.owner] = to_tensor(rows).unsqueeze(0)
+            rate = state.axes[0].size
+            slots = rate if state.part.startswith("overlap") else captured.num_tokens % rate
+            rows = captured.array(self.layer, state.part).data[:slots]
+            _dict_of(held, state)[self.owner] = to_tensor(rows).unsqueeze(0)
 
 
 def _dict_of(held: Any, state: StatePart) -> dict[str, torch.Tensor | None]:
     """transformers' dict for a part: ``buffer.kv`` lies in ``buffer_kv``."""
     found: dict[str, torch.Tensor | None] = getattr(held, state.part.replace(".", "_"))
     return found
-
-
-def _used_slots(state: StatePart, num_tokens: int) -> int | None:
-    """How many slots hold something after ``num_tokens``; None where transformers keeps nothing at all yet."""
-    rate = state.axes[0].size
-    if state.part.startswith("overlap"):
-        return rate if num_tokens >= rate else None
-    return num_tokens % rate
-
-
-def _padded(tensor: torch.Tensor | None, state: StatePart) -> NDArray[Any]:
-    whole = np.zeros([axis.size for axis in state.axes], dtype=np.float32)
-    if tensor is not None:
-        whole[: tensor.shape[1]] = to_array(tensor[0])
-    return whole

@@ -86,7 +86,7 @@ FAMILIES: Mapping[str, TinyFamily] = {
         "deepseek_v3", _DEEPSEEK | {"first_k_dense_replace": 1, "n_group": 1, "num_hidden_layers": 3}
     ),
     "deepseek-v3.2": TinyFamily(
-        "deepseek_v32", _DEEPSEEK | {"index_topk": 16, "index_head_dim": 32, "index_n_heads": 4}
+        "deepseek_v32", _DEEPSEEK | {"index_topk": 16, "index_head_dim": 32, "index_n_heads": 16}
     ),
     "deepseek-v4": TinyFamily(
         "deepseek_v4",
@@ -105,10 +105,11 @@ FAMILIES: Mapping[str, TinyFamily] = {
             "sliding_window": 32,
             "o_groups": 2,
             "o_lora_rank": 16,
-            "index_n_heads": 4,
+            "index_n_heads": 16,
             "index_head_dim": 32,
             "index_topk": 8,
             "hc_mult": 2,
+            "hc_sinkhorn_iters": 4,
         },
     ),
     "kimi-linear": TinyFamily(

@@ -3,7 +3,7 @@
 ::
 
     prefill engine   session = runner.prefill(tokens[:-1]);  captured = runner.capture(session)
-    decode engine    session = runner.restore(captured);                runner.generate(tokens, 32, session)
+    decode engine    session = runner.restore(captured);     runner.generate(tokens, 32, session)
 
 Everything is float32 and greedy, so the tokens of a split run can be compared with those of one engine,
 ``runner.reference``, which computes in the same steps: the prompt without its last token at once, then token by token.
@@ -11,14 +11,17 @@ Everything is float32 and greedy, so the tokens of a split run can be compared w
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging
 
+from kvweave import models
 from kvweave.core.model import ModelCache
 from kvweave.core.spec import MambaSpec
 from kvweave.engines.hf import bridge
@@ -44,23 +47,35 @@ class Session:
         return int(self.logits.argmax())
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ModelRunner:
-    """A loaded transformers model and the description of what it caches."""
+    """A loaded transformers model, and the description of what it caches.
+
+    ``takes_positions`` says whether the model wants token positions: they are then stated, since not every family
+    (Bamba) asks its cache for them. ``continues_in_chunks`` says whether several tokens at once may follow others:
+    not with Mamba1, whose scan in transformers starts from zero whenever it is given more than one token.
+    """
 
     network: Any
     model: ModelCache
-    config: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.config = self.network.config.get_text_config(decoder=True)
+    takes_positions: bool
+    continues_in_chunks: bool
 
     @staticmethod
-    def load(path: str | Path, model: ModelCache, threads: int = 1) -> ModelRunner:
-        """Loads a model folder in float32. ``threads`` sets torch's thread count for the whole process."""
+    def load(folder: str | Path, model: ModelCache | None = None, threads: int = 1) -> ModelRunner:
+        """Loads a model folder in float32; ``model`` is read from its config.json unless given.
+
+        ``threads`` sets torch's thread count, and transformers' notes on missing kernels are silenced, both for the
+        whole process. Raises ``ConfigurationError`` when kvweave does not know what the model caches.
+        """
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
         torch.set_num_threads(threads)
-        network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        return ModelRunner(network.eval(), model)
+        known = models.load(folder, dtype="float32") if model is None else model
+        network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        kinds = [layer.spec.mamba_type for layer in known.layers() if isinstance(layer.spec, MambaSpec)]
+        takes_positions = "position_ids" in inspect.signature(network.forward).parameters
+        return ModelRunner(network, known, takes_positions, "mamba1" not in kinds)
 
     def start(self) -> Session:
         """An empty session."""
@@ -84,13 +99,19 @@ class ModelRunner:
         return session.next_token()
 
     def capture(self, session: Session) -> CapturedCache:
-        """Every logical array of the session, named as in the model's specs, each a copy."""
-        return bridge.capture(session.cache, self.model, self.config, session.num_tokens)
+        """Every logical array of the session, named as in the model's specs, each a copy.
+
+        A windowed or chunked array begins where transformers' own cache does: at the last window - 1 tokens.
+        """
+        return bridge.capture(session.cache, self.model, self._config(), session.num_tokens)
 
     def restore(self, captured: CapturedCache) -> Session:
-        """A session that has seen the captured tokens. Of windowed arrays the tokens still needed are enough."""
+        """A session that has seen the captured tokens. Of windowed arrays the tokens still needed are enough.
+
+        Raises ``LocalProtocolError`` when an array or needed entries of it are missing.
+        """
         session = self.start()
-        bridge.restore(session.cache, self.model, self.config, captured)
+        bridge.restore(session.cache, self.model, self._config(), captured)
         session.num_tokens = captured.num_tokens
         return session
 
@@ -120,20 +141,21 @@ class ModelRunner:
 
     def reference(self, tokens: Sequence[int], max_new_tokens: int, stop_tokens: Sequence[int] = ()) -> list[int]:
         """What one engine answers, in the steps of a split run: all but the last prompt token at once, then singly."""
-        session = self.prefill(tokens[:-1]) if len(tokens) > 1 else self.start()
-        return self.generate(tokens, max_new_tokens, session, stop_tokens)
+        return self.generate(tokens, max_new_tokens, self.prefill(tokens[:-1]), stop_tokens)
 
-    @property
-    def continues_in_chunks(self) -> bool:
-        """Whether several tokens at once may follow a state; transformers' Mamba1 scan always starts from zero."""
-        return not any(
-            isinstance(layer.spec, MambaSpec) and layer.spec.mamba_type == "mamba1" for layer in self.model.layers()
-        )
+    def _config(self) -> Any:
+        return self.network.config.get_text_config(decoder=True)
 
     def _forward(self, session: Session, tokens: Sequence[int]) -> None:
+        start, stop = session.num_tokens, session.num_tokens + len(tokens)
+        positions = {"position_ids": torch.arange(start, stop).unsqueeze(0)} if self.takes_positions else {}
         with torch.no_grad():
             output = self.network(
-                input_ids=torch.tensor([list(tokens)]), cache=session.cache, use_cache=True, logits_to_keep=1
+                input_ids=torch.tensor([list(tokens)]),
+                cache=session.cache,
+                use_cache=True,
+                logits_to_keep=1,
+                **positions,
             )
-        session.num_tokens += len(tokens)
+        session.num_tokens = stop
         session.logits = output.logits[0, -1]
