@@ -16,6 +16,7 @@ import numpy.typing as npt
 from kvweave.errors import BlockTableError
 
 NULL_BLOCK = -1
+_LARGEST_ID = np.iinfo(np.int64).max
 
 Blocks = Sequence[int] | npt.NDArray[np.int64]
 """One table: block ids in the order of the request's positions."""
@@ -72,6 +73,8 @@ def name_tables(side: str, groups: Sequence[str], tables: BlockTables) -> dict[s
     if isinstance(tables, Mapping):
         named = dict(tables)
     else:
+        if not isinstance(tables, Sequence | np.ndarray):
+            raise BlockTableError(f"{side} blocks: {tables!r} is no table; give one sequence of block ids per group")
         nested: Sequence[object] = [tables] if len(groups) == 1 and _is_flat(tables) else list(tables)
         if len(nested) != len(groups):
             raise BlockTableError(
@@ -90,15 +93,35 @@ def name_tables(side: str, groups: Sequence[str], tables: BlockTables) -> dict[s
 def _is_flat(tables: object) -> bool:
     if isinstance(tables, np.ndarray):
         return tables.ndim == 1
-    return isinstance(tables, Sequence) and all(isinstance(block, int | np.integer) for block in tables)
+    return isinstance(tables, Sequence) and not any(isinstance(block, list | tuple | np.ndarray) for block in tables)
 
 
 def _ids(side: str, group: str, table: object) -> npt.NDArray[np.int64]:
-    ids = np.asarray(table)
+    try:
+        ids = np.asarray(table)
+    except ValueError:
+        raise BlockTableError(
+            f"{side} blocks, group {group}: rows of different lengths, wanted one dimension of whole numbers"
+        ) from None
     if ids.size == 0:
         return np.zeros(0, dtype=np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise BlockTableError(
             f"{side} blocks, group {group}: {ids.ndim} dimensions of {ids.dtype}, wanted one dimension of whole numbers"
         )
-    return ids.astype(np.int64, copy=False)
+    if int(ids.max()) > _LARGEST_ID:
+        raise BlockTableError(f"{side} blocks, group {group}: block {ids.max()} is no id; give ids below num_blocks")
+    ids = ids.astype(np.int64, copy=False)
+    _check_distinct(side, group, ids)
+    return ids
+
+
+def _check_distinct(side: str, group: str, ids: npt.NDArray[np.int64]) -> None:
+    """One block never stands for two positions: it would be read as, or overwritten by, another one's tokens."""
+    ordered = np.sort(ids[ids != NULL_BLOCK])
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(repeated):
+        raise BlockTableError(
+            f"{side} blocks, group {group}: block {repeated[0]} appears twice; each position needs a block of its own "
+            f"(and {NULL_BLOCK} where it has none)"
+        )

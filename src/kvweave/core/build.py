@@ -25,6 +25,7 @@ from kvweave.errors import LayoutError
 _FIRST_ADDRESS = 0x7000_0000_0000
 _RANK_SPACING = 0x0100_0000_0000
 _REGION_ALIGNMENT = 4096
+_WIDEST_NUMBER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,23 @@ class _Rank:
 
     def hold(self, array: CacheArray) -> _Held:
         if self.cache.dtype is not None and array.tokens is not None:
-            array = replace(array, dtype=DType.of(self.cache.dtype))
+            array = _in_dtype(array, DType.of(self.cache.dtype))
         return _Held(array, box_of(array, self.parallel, self.coordinates))
+
+
+def _in_dtype(array: CacheArray, dtype: DType) -> CacheArray:
+    if dtype.nbytes > _WIDEST_NUMBER and array.entry_bytes > array.dtype.nbytes:
+        elements = array.entry_bytes // array.dtype.nbytes
+        raise LayoutError(
+            f"dtype: {dtype.name} is an opaque element of {dtype.nbytes} bytes, {array.part} has {elements} elements "
+            "an entry; state such an entry in the model, as one element of that dtype"
+        )
+    return replace(array, dtype=dtype)
 
 
 def build_layout(model: ModelCache, parallel: ParallelConfig, cache: CacheConfig) -> EngineLayout:
     """See ``EngineLayout.build``."""
+    _check_stated(model, parallel)
     ranks = tuple(
         _lay_out(_Rank(model, parallel, cache, coordinates), _FIRST_ADDRESS + number * _RANK_SPACING)
         for number, coordinates in enumerate(parallel.ranks())
@@ -168,10 +180,11 @@ def _paged(
 
 
 def _strides(order: str, extents: dict[str, int], kernels: int, padding: int) -> tuple[dict[str, int], int]:
-    """Byte stride of each letter, innermost letter last; P (K or V inside a page) lies just inside B."""
+    """Byte stride of each letter, innermost letter last; P (K or V in a page) lies just inside the layer and block."""
     strides: dict[str, int] = {}
     reach = 1
-    for letter in reversed(order.replace("B", "BP")):
+    page = max(order.index("L"), order.index("B")) + 1
+    for letter in reversed(order[:page] + "P" + order[page:]):
         strides[letter] = reach
         if letter == "B":
             reach = extents["B"] // kernels * (reach * kernels + padding)
@@ -242,6 +255,21 @@ def _shard(rank: _Rank, group: str, placed: _Placed, layers: list[CacheLayer], r
         array, group, placed.held.box, token_share(array, rank.parallel, rank.coordinates), placed.geometry,
         rank.cache.num_blocks, places, rank.cache.speculative_blocks if array.tokens is None else 0,
     )  # fmt: skip
+
+
+def _check_stated(model: ModelCache, parallel: ParallelConfig) -> None:
+    """Stated intervals must be meant for some array; a misspelt axis or a wrong number would go unnoticed."""
+    units = {
+        (axis.name, axis.units) for layer in model.layers() for array in layer.spec.arrays() for axis in array.axes
+    }
+    for axis, intervals in parallel.stated.items():
+        stated = max(interval.stop for interval in intervals)
+        if (axis, stated) not in units:
+            split = sorted({f"{name} of {count}" for name, count in units if count})
+            raise LayoutError(
+                f"stated {axis}: the intervals end at {stated}, but no array is split so; the model has "
+                f"{', '.join(split) or 'no axis that is split'}"
+            )
 
 
 def _check_coverage(layout: EngineLayout) -> None:

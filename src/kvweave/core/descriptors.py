@@ -52,6 +52,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.nbytes)
 
+    def __repr__(self) -> str:
+        return f"Rows(from {self.source}: {len(self)} rows, {self.total_bytes} bytes)"
+
     @property
     def total_bytes(self) -> int:
         """Bytes of all rows together."""
@@ -67,6 +70,9 @@ class RequestDescriptors(Mapping[RankCoordinates, Rows]):
 
     rows: Mapping[RankCoordinates, Rows]
     incomplete: Mapping[str, tuple[int, ...]]
+
+    def __repr__(self) -> str:
+        return f"RequestDescriptors({list(self.rows.values())}, incomplete={dict(self.incomplete)})"
 
     def __getitem__(self, source: RankCoordinates) -> Rows:
         return self.rows[source]
@@ -113,6 +119,9 @@ def describe_request(
     salt: Salt,
 ) -> RequestDescriptors:
     """The rows of one request for one target rank; see ``TransferPlan.descriptors``."""
+    for name, value in (("start_token", start_token), ("num_tokens", num_tokens)):
+        if not isinstance(value, int | np.integer) or isinstance(value, bool):
+            raise BlockTableError(f"tokens: {name} is {value!r}; it must be a whole number of at least 0")
     if not 0 <= start_token <= num_tokens:
         raise BlockTableError(
             f"tokens: start_token {start_token} and num_tokens {num_tokens}; 0 <= start_token <= num_tokens must hold"
@@ -195,7 +204,6 @@ class _Request:
         wanted_here, there = target_block != NULL_BLOCK, source_block != NULL_BLOCK
         self.incomplete[target.group].update(np.unique(target_block[wanted_here & ~there]).tolist())
         kept = wanted_here & there
-        _check_distinct(self._target_tables[target.group], first[kept], target_block[kept], target)
         return _Segments(source_offsets[kept], target_offsets[kept], lengths[kept])
 
 
@@ -226,13 +234,6 @@ def _check_needed(table: BlockTable, blocks: Offsets, needed: npt.NDArray[np.boo
             f"{table.name}: entry {int(first[holes][0])} is needed for the next token, but its block is null; "
             "offer the request before its window moves on"
         )
-
-
-def _check_distinct(table: BlockTable, first: Offsets, blocks: Offsets, end: ReadEnd) -> None:
-    local = first if end.tokens is None else end.tokens.local(first)
-    positions = np.unique(local // end.geometry.block_entries)
-    if len(np.unique(blocks)) != len(positions):
-        raise BlockTableError(f"{table.name}: a block id appears twice; each position needs a block of its own")
 
 
 def _runs(found: _Segments, shape: RunShape, source: ReadEnd, target: ReadEnd) -> _Runs:

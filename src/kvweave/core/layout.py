@@ -101,6 +101,8 @@ class Shard:
     scratch_blocks: int = 0
 
     def __post_init__(self) -> None:
+        if not self.places:
+            raise LayoutError(f"shard {self.array.part}: it lies nowhere; place at least one layer, or leave it out")
         if len(self.box) != len(self.array.axes) or len(self.geometry.axis_strides) != len(self.array.axes):
             raise LayoutError(
                 f"{self.name}: {len(self.array.axes)} axes, but a box of {len(self.box)} and "
@@ -123,7 +125,7 @@ class Shard:
     @property
     def name(self) -> str:
         """For messages: the first layer and the part."""
-        return f"{self.places[0].layer if self.places else 'no layer'} {self.array.part}"
+        return f"{self.places[0].layer} {self.array.part}"
 
     @property
     def extents(self) -> tuple[int, ...]:

@@ -42,6 +42,9 @@ class ModelCache:
 
     def __post_init__(self) -> None:
         require_positive(f"model {self.name}", "num_layers", self.num_layers)
+        names = [group.name for group in self.groups]
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise ConfigurationError(f"model {self.name}: groups {sorted(repeated)} repeat; name each block table once")
         seen: set[tuple[str, str]] = set()
         for layer in self.layers():
             if not 0 <= layer.index < self.num_layers:

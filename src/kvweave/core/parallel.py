@@ -58,6 +58,7 @@ class ParallelConfig:
                 raise ConfigurationError(
                     f"stated {axis}: {len(intervals)} intervals for tp={self.tp}; state one interval per tensor rank"
                 )
+            _check_intervals(axis, intervals)
 
     def _check_dcp(self) -> None:
         if self.pcp == 1:
@@ -112,6 +113,19 @@ class ParallelConfig:
             )
         starts = [sum(counts[:stage]) for stage in range(self.pp)]
         return tuple(Interval(start, start + count) for start, count in zip(starts, counts, strict=True))
+
+
+def _check_intervals(axis: str, intervals: tuple[Interval, ...]) -> None:
+    """Every tensor rank holds something, and every unit is on some rank."""
+    reached = 0
+    for interval in sorted(intervals):
+        if len(interval) == 0:
+            raise ConfigurationError(f"stated {axis}: {interval} is empty; give every tensor rank at least one unit")
+        if interval.start > reached:
+            raise ConfigurationError(
+                f"stated {axis}: no rank holds {Interval(reached, interval.start)}; leave no gap between 0 and the end"
+            )
+        reached = max(reached, interval.stop)
 
 
 def _default_stages(num_layers: int, pp: int) -> list[int]:

@@ -8,7 +8,10 @@ a rotation, so the replicas of a peer are read equally often; the choice is made
 from __future__ import annotations
 
 from hashlib import blake2b
+from operator import index
 from typing import TYPE_CHECKING
+
+from kvweave.errors import PlanError
 
 if TYPE_CHECKING:
     from kvweave.core.read import Read, ReadEnd
@@ -38,6 +41,11 @@ def salt_number(salt: Salt) -> int:
     >>> salt_number(7)
     7
     """
-    if isinstance(salt, int):
-        return abs(salt)
-    return int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "big")
+    if isinstance(salt, str):
+        return int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "big")
+    try:
+        return abs(index(salt))
+    except TypeError:
+        raise PlanError(
+            f"salt: {salt!r} is neither a whole number nor text; count the requests, or name them"
+        ) from None

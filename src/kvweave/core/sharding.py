@@ -38,7 +38,8 @@ def axis_interval(axis: Axis, part: str, parallel: ParallelConfig, tp_rank: int)
     if axis.units == 0:
         return Interval(0, axis.size)
     unit = axis.size // axis.units
-    units = _stated(axis, parallel, tp_rank) or _unit_interval(axis, part, parallel.tp, tp_rank)
+    stated = _stated(axis, parallel, tp_rank)
+    units = _unit_interval(axis, part, parallel.tp, tp_rank) if stated is None else stated
     return Interval(units.start * unit, units.stop * unit)
 
 

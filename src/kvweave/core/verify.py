@@ -25,6 +25,7 @@ from kvweave.core.descriptors import RequestDescriptors, Rows
 from kvweave.core.layout import EngineLayout, RankLayout, Shard
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.sample import all_shards, block_tokens, room_tokens, sample_tables
+from kvweave.errors import PlanError
 
 if TYPE_CHECKING:
     from kvweave.core.plan import TransferPlan
@@ -84,7 +85,7 @@ class _Labels(NamedTuple):
 def verify_plan(plan: TransferPlan, num_tokens: int | None = None, progress: Progress | None = None) -> Report:
     """Prove every rank of ``plan`` on sample requests of about ``num_tokens`` tokens (a few blocks by default)."""
     samples = list(_samples(plan.prefill, plan.decode, num_tokens))
-    numbers = _array_numbers(plan.prefill, plan.decode)
+    numbers = _Numbering.of(plan.prefill, plan.decode)
     problems: list[str] = []
     rows = nbytes = elements = 0
     for number, sample in enumerate(samples):
@@ -115,6 +116,8 @@ def verify_plan(plan: TransferPlan, num_tokens: int | None = None, progress: Pro
 
 def _samples(prefill: EngineLayout, decode: EngineLayout, num_tokens: int | None) -> Iterator[_Sample]:
     """A whole request and one with a prefix hit, with as many tokens as both sides' pools have room for."""
+    if num_tokens is not None and (not isinstance(num_tokens, int) or num_tokens < 0):
+        raise PlanError(f"num_tokens: {num_tokens!r}; it must be a whole number of at least 0")
     spans = [_block_tokens(layout) for layout in (prefill, decode)]
     room = min(room_tokens(layout) for layout in (prefill, decode))
     total = min(num_tokens if num_tokens is not None else 2 * max(spans) + min(spans) // 2 + 3, room)
@@ -125,27 +128,43 @@ def _samples(prefill: EngineLayout, decode: EngineLayout, num_tokens: int | None
 
 
 def _block_tokens(layout: EngineLayout) -> int:
-    return max(block_tokens(shard) for _, shard in all_shards(layout))
+    return max((block_tokens(shard) for _, shard in all_shards(layout)), default=1)
 
 
-def _array_numbers(*layouts: EngineLayout) -> dict[tuple[str, str], int]:
-    names = {
-        (place.layer, shard.array.part)
-        for layout in layouts
-        for _, shard in all_shards(layout)
-        for place in shard.places
-    }
-    return {name: number for number, name in enumerate(sorted(names))}
+class _Numbering(NamedTuple):
+    """A number for every array, and the parts whose last axis is whole and contiguous wherever they lie."""
+
+    numbers: Mapping[tuple[str, str], int]
+    whole: frozenset[str]
+
+    @staticmethod
+    def of(*layouts: EngineLayout) -> _Numbering:
+        shards = [shard for layout in layouts for _, shard in all_shards(layout)]
+        names = {(place.layer, shard.array.part) for shard in shards for place in shard.places}
+        cut = {shard.array.part for shard in shards if not _has_whole_last_axis(shard)}
+        parts = frozenset(shard.array.part for shard in shards)
+        return _Numbering({name: number for number, name in enumerate(sorted(names))}, parts - cut)
+
+
+def _has_whole_last_axis(shard: Shard) -> bool:
+    axes = shard.array.axes
+    return (
+        bool(axes)
+        and shard.geometry.axis_strides[-1] == shard.array.dtype.nbytes
+        and shard.extents[-1] == axes[-1].size
+    )
 
 
 def _labels(
     rank: RankLayout,
     tables: Mapping[str, npt.NDArray[np.int64]],
     sample: _Sample,
-    numbers: Mapping[tuple[str, str], int],
+    numbers: _Numbering,
     wanted: _Wanted | None,
 ) -> _Labels:
     """The rank's labelled memory; with ``wanted`` only what a target wants of it."""
+    if not rank.shards:
+        return _Labels(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
     parts = [_shard_labels(rank, shard, tables[shard.group], sample, numbers, wanted) for shard in rank.shards]
     joined = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
     order = np.argsort(joined[0], kind="stable")
@@ -157,16 +176,16 @@ def _shard_labels(
     shard: Shard,
     table: npt.NDArray[np.int64],
     sample: _Sample,
-    numbers: Mapping[tuple[str, str], int],
+    numbers: _Numbering,
     wanted: _Wanted | None,
 ) -> _Labels:
     entries, offsets = _entry_offsets(shard, table, sample.num_tokens, wanted)
-    positions, inside, nbytes = _elements(shard)
+    positions, inside, nbytes = _elements(shard, shard.array.part in numbers.whole)
     per_entry = shard.array.entry_bytes
     labels = (entries[:, None] * per_entry + positions).ravel()
     relative = (offsets[:, None] + inside).ravel().astype(np.uint64)
     bases = [rank.regions[place.region].address + place.offset for place in shard.places]
-    identities = [numbers[place.layer, shard.array.part] << 44 for place in shard.places]
+    identities = [numbers.numbers[place.layer, shard.array.part] << 44 for place in shard.places]
     address = (np.array(bases, dtype=np.uint64)[:, None] + relative).ravel()
     label = (np.array(identities, dtype=np.int64)[:, None] + labels).ravel()
     return _Labels(address, np.full(len(address), nbytes, dtype=np.int64), label)
@@ -207,15 +226,15 @@ def _at_source(prefill: EngineLayout, sample: _Sample) -> dict[tuple[str, str], 
     return found
 
 
-def _elements(shard: Shard) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
+def _elements(shard: Shard, last_axis_whole: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
     """Of one entry: each element's byte position in the whole model's array, its byte offset in memory, and its size.
 
-    The last axis counts as one element where it is whole and contiguous.
+    The last axis counts as one element where it is whole and contiguous on both sides.
     """
     item = shard.array.dtype.nbytes
     axes = list(zip(shard.array.axes, shard.box, shard.geometry.axis_strides, strict=True))
     nbytes, reach = item, item
-    if axes and axes[-1][2] == item and len(axes[-1][1]) == axes[-1][0].size:
+    if last_axis_whole:
         nbytes = reach = item * axes.pop()[0].size
     positions = inside = np.zeros(1, dtype=np.int64)
     for axis, interval, stride in reversed(axes):
