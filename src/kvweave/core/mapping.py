@@ -18,14 +18,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import lcm
 
 from kvweave.core.array import CacheArray
 from kvweave.core.cache_config import CacheConfig
-from kvweave.core.interval import Box, box_contains
+from kvweave.core.interval import Box
 from kvweave.core.layout import EngineLayout
 from kvweave.core.model import CacheLayer, KVCacheGroup, ModelCache
-from kvweave.core.parallel import ParallelConfig, RankCoordinates
+from kvweave.core.parallel import ParallelConfig
 from kvweave.core.plan import plan_transfer
 from kvweave.core.read import Read
 from kvweave.core.replicas import choose
@@ -36,6 +37,9 @@ from kvweave.errors import ConfigurationError
 
 CacheGroup = KVCacheGroup | UniformTypeKVCacheSpecs | LayerSpec
 """One group: a model's group, vLLM's wrapper, or the one spec of all its layers."""
+
+_Sizes = tuple[int, int, int]
+"""tp, dcp, interleave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,29 +124,33 @@ def compute_tp_mapping(
     """
     if not groups:
         raise ConfigurationError("groups: none given; give at least one group or spec")
+    distinct = (_one_layer_per_spec(str(number), group) for number, group in enumerate(groups))
+    model = ModelCache("mapping", 1, tuple(distinct))
     interleave = topology.interleave if remote_interleave is None else remote_interleave
-    remote = ParallelConfig(tp=remote_tp_size, dcp=remote_dcp_size, interleave=interleave)
-    reads = [tuple(_choose(read, remote) for read in reads) for reads in _plan(groups, remote, topology.parallel())]
+    local = (topology.tp_size, topology.dcp_size, topology.interleave)
+    reads = _plan(model, (remote_tp_size, remote_dcp_size, interleave), local)
     own = reads[topology.tp_rank]
     sources = _sources(own)
     consumers = {sum(source in _sources(others) for others in reads) for source in sources}
-    slots, offset = _attention_view(own, sources, remote)
+    slots, offset = _attention_view(own, sources)
     return TPMapping(
-        groups=tuple(_map_group(str(number), own, sources, remote) for number in range(len(groups))),
+        groups=tuple(_map_group(group.name, own, sources) for group in model.groups),
         rank_to_attention_slot=slots,
         rank_offset_factor=offset,
         local_consumers=consumers.pop() if len(consumers) == 1 else None,
     )
 
 
-def _plan(groups: Sequence[CacheGroup], remote: ParallelConfig, local: ParallelConfig) -> list[tuple[Read, ...]]:
-    """The reads of every local rank, for a model with one layer per distinct spec and the smallest memory."""
-    model = ModelCache(
-        "mapping", 1, tuple(_one_layer_per_spec(str(number), group) for number, group in enumerate(groups))
+@lru_cache(maxsize=64)
+def _plan(model: ModelCache, remote: _Sizes, local: _Sizes) -> tuple[tuple[_Chosen, ...], ...]:
+    """The reads of every local rank, planned with the smallest memory there is; kept, as all ranks ask the same."""
+    cache = CacheConfig(block_size=lcm(remote[2], local[2]), num_blocks=1)
+    prefill, decode = (
+        EngineLayout.build(model, ParallelConfig(tp=tp, dcp=dcp, interleave=interleave), cache)
+        for tp, dcp, interleave in (remote, local)
     )
-    cache = CacheConfig(block_size=lcm(remote.interleave, local.interleave), num_blocks=1)
-    plan = plan_transfer(EngineLayout.build(model, remote, cache), EngineLayout.build(model, local, cache))
-    return [plan.of(rank) for rank in local.ranks()]
+    plan = plan_transfer(prefill, decode)
+    return tuple(tuple(_choose(read, prefill.parallel) for read in plan.of(rank)) for rank in decode.ranks)
 
 
 def _one_layer_per_spec(name: str, group: CacheGroup) -> KVCacheGroup:
@@ -162,35 +170,31 @@ def _choose(read: Read, remote: ParallelConfig) -> _Chosen:
     return _Chosen(read, source.tp, box_of(read.array, remote, source))
 
 
-def _map_group(name: str, reads: Sequence[_Chosen], sources: Sequence[int], remote: ParallelConfig) -> GroupMapping:
+def _map_group(name: str, reads: Sequence[_Chosen], sources: Sequence[int]) -> GroupMapping:
     own = [chosen for chosen in reads if chosen.read.target.group == name]
-    return GroupMapping(_sources(own), *_attention_view(own, sources, remote))
+    return GroupMapping(_sources(own), *_attention_view(own, sources))
 
 
 def _sources(reads: Sequence[_Chosen]) -> tuple[int, ...]:
     return tuple(sorted({chosen.source for chosen in reads}))
 
 
-def _attention_view(
-    reads: Sequence[_Chosen], sources: Sequence[int], remote: ParallelConfig
-) -> tuple[dict[int, int] | None, int | None]:
+def _attention_view(reads: Sequence[_Chosen], sources: Sequence[int]) -> tuple[dict[int, int] | None, int | None]:
     """The slots and the offset that all split attention arrays share; 0 without any, None where they differ."""
-    pieces: dict[CacheArray, set[Box]] = defaultdict(set)
+    holders: dict[CacheArray, dict[Box, set[int]]] = defaultdict(lambda: defaultdict(set))
     offsets: set[int | None] = set()
     for chosen in reads:
         if chosen.splits_attention:
-            pieces[chosen.read.array].add(chosen.read.box)
+            holders[chosen.read.array][chosen.read.box] |= {end.coordinates.tp for end in chosen.read.sources}
             offsets.add(chosen.offset)
-    if not pieces:
+    if not holders:
         return dict.fromkeys(sources, 0), 0
-    first, *others = [_slots(array, sorted(boxes), sources, remote) for array, boxes in pieces.items()]
+    first, *others = [_slots(sorted(pieces.items()), sources) for pieces in holders.values()]
     return first if all(slots == first for slots in others) else None, offsets.pop() if len(offsets) == 1 else None
 
 
-def _slots(array: CacheArray, pieces: Sequence[Box], sources: Sequence[int], remote: ParallelConfig) -> dict[int, int]:
+def _slots(pieces: Sequence[tuple[Box, set[int]]], sources: Sequence[int]) -> dict[int, int]:
     """For each source the first of the pieces that it holds; 0 if it holds none."""
-    slots = {}
-    for source in sources:
-        box = box_of(array, remote, RankCoordinates(tp=source))
-        slots[source] = next((number for number, piece in enumerate(pieces) if box_contains(box, piece)), 0)
-    return slots
+    return {
+        source: next((number for number, (_, ranks) in enumerate(pieces) if source in ranks), 0) for source in sources
+    }
