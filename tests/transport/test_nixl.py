@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kvweave.errors import TransportError, TransportErrorKind
+from kvweave.testing.source_process import SourceProcess
 from kvweave.testing.transport_contract import (
     GUARD,
     MEMORY_BYTES,
@@ -27,7 +28,6 @@ from kvweave.transport.agent_data import AgentData
 from kvweave.transport.base import ReadState
 
 nixl = pytest.importorskip("kvweave.transport.nixl", exc_type=ImportError)
-SOURCE_PROGRAM = Path(__file__).parent / "nixl_source.py"
 
 
 @contextmanager
@@ -46,51 +46,62 @@ def one_process() -> Iterator[TransportPair]:
     source.close()
 
 
-class SourceProcess:
-    """A source in a process of its own, with a view of its memory here."""
+class World:
+    """One target here and the sources started so far."""
 
-    def __init__(self, folder: str, name: str) -> None:
-        file = Path(folder) / name
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sources: list[SourceProcess] = []
+        self.target_memory = np.full(MEMORY_BYTES, GUARD, np.uint8)
+        self.target = nixl.NixlTransport(fresh_name("target"))
+        self.target.register([region_of(self.target_memory)])
+
+    def start(self, *names: str) -> list[tuple[SourceProcess, TransportPair]]:
+        """Starts sources at the same time."""
+        started = [self._start(name) for name in names]
+        return [(source, self._pair(source)) for source in started]
+
+    def _start(self, name: str) -> SourceProcess:
+        file = self.folder / f"memory-{len(self.sources)}"
         file.write_bytes(random_source().tobytes())
-        self.memory = np.memmap(file, np.uint8, mode="r")
-        self.process = subprocess.Popen(
-            [sys.executable, str(SOURCE_PROGRAM), name, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert self.process.stdout
-        address, agent_data = self.process.stdout.readline().split()
-        self.address, self.agent_data = int(address), bytes.fromhex(agent_data.decode())
+        self.sources.append(SourceProcess(file, name))
+        return self.sources[-1]
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+    def _pair(self, source: SourceProcess) -> TransportPair:
+        address, agent_data = source.description()
+
+        def progress() -> None:
+            self.target.progress()
+            os.sched_yield()
+
+        return TransportPair(self.target, source.memory, address, self.target_memory, agent_data, progress)
 
     def end(self) -> None:
-        self.process.communicate(b"end\n") if self.process.poll() is None else self.process.communicate()
+        self.target.close()
+        for source in self.sources:
+            source.end()
 
 
 @contextmanager
-def source_process(name: str = "source") -> Iterator[SourceProcess]:
-    with TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        source = SourceProcess(folder, fresh_name(name))
-        yield source
-        source.end()
-
-
-def pair_with(source: SourceProcess, target: nixl.NixlTransport, target_memory: np.ndarray) -> TransportPair:
-    def progress() -> None:
-        target.progress()
-        os.sched_yield()
-
-    return TransportPair(target, source.memory, source.address, target_memory, source.agent_data, progress)
+def a_world() -> Iterator[World]:
+    with TemporaryDirectory() as folder:
+        world = World(Path(folder))
+        try:
+            yield world
+        finally:
+            world.end()
 
 
 @contextmanager
 def two_processes() -> Iterator[TransportPair]:
-    target, target_memory = nixl.NixlTransport(fresh_name("target")), np.full(MEMORY_BYTES, GUARD, np.uint8)
-    target.register([region_of(target_memory)])
-    with source_process() as source:
-        yield pair_with(source, target, target_memory)
-        target.close()
+    with a_world() as world:
+        yield world.start("source")[0][1]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with a_world() as made:
+        yield made
 
 
 class TestContractInOneProcess(TransportContract):
@@ -101,56 +112,75 @@ class TestContractBetweenProcesses(TransportContract):
     make_pair = staticmethod(two_processes)
 
 
-@contextmanager
-def two_sources() -> Iterator[tuple[nixl.NixlTransport, list[SourceProcess], list[TransportPair]]]:
-    target, target_memory = nixl.NixlTransport(fresh_name("target")), np.full(MEMORY_BYTES, GUARD, np.uint8)
-    target.register([region_of(target_memory)])
-    with source_process("one") as one, source_process("other") as other:
-        yield target, [one, other], [pair_with(source, target, target_memory) for source in (one, other)]
-        target.close()
-
-
 MANY = (np.arange(6_000) * 4_000, np.arange(6_000) * 4_000, np.full(6_000, 4_000))
+A_FEW_POLLS = 1_000
 
 
-def test_a_killed_source_is_lost_and_another_is_not() -> None:
-    with two_sources() as (target, (killed, _), (lost, kept)):
-        lost_peer, kept_peer = lost.connect(), kept.connect()
-        killed.kill()
-        reads = [target.read(lost_peer, lost.rows(*MANY)) for _ in range(3)]
-        other = target.read(kept_peer, kept.rows([1], [2], [3]))
-        lost.finish(other, *reads)
-        for handle in (*reads, target.read(lost_peer, lost.rows(*MANY))):
-            assert_failed(handle, TransportErrorKind.PEER_LOST)
-        assert other.state is ReadState.DONE
-        assert target.progress() == 0
-
-
-def test_a_source_killed_amid_a_read_is_lost() -> None:
-    with two_sources() as (target, (killed, _), (lost, _)):
-        peer = lost.connect()
-        handle = target.read(peer, lost.rows(*MANY))
-        target.progress()
-        assert not handle.state.terminal
-        killed.kill()
-        lost.finish(handle)
+def test_a_killed_source_is_lost_within_a_few_polls_and_another_is_not(world: World) -> None:
+    (killed, lost), (_, kept) = world.start("killed", "kept")
+    lost_peer, kept_peer = lost.connect(), kept.connect()
+    killed.kill()
+    reads = [world.target.read(lost_peer, lost.rows(*MANY)) for _ in range(3)]
+    other = world.target.read(kept_peer, kept.rows([1], [2], [3]))
+    polls = sum(world.target.progress() > 0 for _ in range(A_FEW_POLLS))
+    assert polls < A_FEW_POLLS
+    for handle in (*reads, world.target.read(lost_peer, lost.rows(*MANY))):
         assert_failed(handle, TransportErrorKind.PEER_LOST)
+    assert other.state is ReadState.DONE
 
 
-def test_a_killed_source_may_be_disconnected_without_a_read() -> None:
-    with two_sources() as (target, (killed, _), (lost, kept)):
-        peer = lost.connect()
-        killed.kill()
-        target.disconnect(peer)
-        assert kept.read(kept.connect(), kept.rows([1], [2], [3])).state is ReadState.DONE
+def test_a_source_killed_amid_a_read_is_lost(world: World) -> None:
+    [(killed, lost)] = world.start("killed")
+    handle = world.target.read(lost.connect(), lost.rows(*MANY))
+    world.target.progress()
+    assert not handle.state.terminal
+    killed.kill()
+    lost.finish(handle)
+    assert_failed(handle, TransportErrorKind.PEER_LOST)
 
 
-def test_connecting_to_a_killed_source_fails() -> None:
-    with two_sources() as (target, (killed, _), (lost, _)):
-        killed.kill()
-        handle = target.connect(lost.agent_data)
-        lost.finish(handle)
-        assert_failed(handle, TransportErrorKind.PEER_LOST)
+def test_a_killed_source_may_be_disconnected_and_its_data_connects_to_nobody(world: World) -> None:
+    [(killed, lost)] = world.start("killed")
+    peer = lost.connect()
+    killed.kill()
+    world.target.disconnect(peer)
+    handle = world.target.connect(lost.agent_data)
+    lost.finish(handle)
+    assert_failed(handle, TransportErrorKind.PEER_LOST)
+
+
+def test_a_new_source_takes_the_place_of_a_killed_one_of_that_name(world: World) -> None:
+    [(first, lost)] = world.start("again")
+    peer = lost.connect()
+    first.kill()
+    assert_failed(lost.read(peer, lost.rows([0], [0], [1])), TransportErrorKind.PEER_LOST)
+    [(_, found)] = world.start("again")
+    assert found.read(found.connect(), found.rows([0], [0], [1])).state is ReadState.DONE
+
+
+def test_a_stopped_source_is_not_lost(world: World) -> None:
+    [(stopped, pair)] = world.start("stopped")
+    peer = pair.connect()
+    stopped.stop()
+    handle = world.target.read(peer, pair.rows([1], [2], [3]))
+    for _ in range(A_FEW_POLLS):
+        world.target.progress()
+    assert handle.state is not ReadState.FAILED
+    stopped.resume()
+    pair.finish(handle)
+    assert handle.state is ReadState.DONE
+
+
+def test_a_connection_waits_for_the_progress_of_the_source(world: World) -> None:
+    [(stopped, pair)] = world.start("stopped")
+    stopped.stop()
+    connection = world.target.connect(pair.agent_data)
+    for _ in range(A_FEW_POLLS):
+        world.target.progress()
+    assert connection.state is ReadState.IN_PROGRESS
+    stopped.resume()
+    pair.finish(connection)
+    assert connection.state is ReadState.DONE
 
 
 def test_another_probe_than_expected_rejects_the_peer_and_its_reads() -> None:
@@ -174,37 +204,18 @@ def test_agent_data_whose_two_names_differ_is_rejected_and_connects_nobody() -> 
         assert pair.connect() == data.name
 
 
-def test_rows_that_the_peer_described_but_did_not_register_fail() -> None:
+def test_a_region_that_the_peer_described_but_did_not_register_fails_and_moves_nothing() -> None:
     with one_process() as pair:
+        pair.target_memory[:] = GUARD
+        unregistered = np.zeros(64, np.uint8)
         data = AgentData.decode(pair.agent_data)
-        untrue = np.zeros(64, np.uint8)
-        lying = dataclasses.replace(data, regions=data.regions.with_regions([region_of(untrue)]))
-        connection = pair.target.connect(lying.encode())
-        offset = untrue.ctypes.data - pair.source_address
-        handle = pair.target.read(connection.peer, pair.rows([0], [0], [64]))
+        untrue = dataclasses.replace(data, regions=data.regions.with_regions([region_of(unregistered)]))
+        connection = pair.target.connect(untrue.encode())
         rows = pair.rows([0], [0], [64])
-        rows.source_address[:] = np.uint64(pair.source_address + offset)
-        bad = pair.target.read(connection.peer, rows)
-        pair.finish(connection, handle, bad)
-        assert handle.state is ReadState.DONE
-        assert bad.state is ReadState.FAILED
-
-
-def test_a_new_source_takes_the_place_of_a_killed_one_of_that_name() -> None:
-    target, target_memory = nixl.NixlTransport(fresh_name("target")), np.full(MEMORY_BYTES, GUARD, np.uint8)
-    target.register([region_of(target_memory)])
-    with TemporaryDirectory() as folder:
-        first = SourceProcess(folder, "again")
-        pair = pair_with(first, target, target_memory)
-        peer = pair.connect()
-        first.kill()
-        first.end()
-        assert_failed(pair.read(peer, pair.rows([0], [0], [1])), TransportErrorKind.PEER_LOST)
-        second = SourceProcess(folder, "again")
-        pair = pair_with(second, target, target_memory)
-        assert pair.read(pair.connect(), pair.rows([0], [0], [1])).state is ReadState.DONE
-        target.close()
-        second.end()
+        rows.source_address[:] = unregistered.ctypes.data
+        handle = pair.read(connection.peer, rows)
+        assert_failed(handle, TransportErrorKind.PEER_LOST)
+        assert (pair.target_memory == GUARD).all()
 
 
 def test_nothing_is_written_to_standard_output() -> None:

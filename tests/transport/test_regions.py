@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvweave.core.layout import Region
+from kvweave.errors import TransportError, TransportErrorKind
+from kvweave.transport.regions import REGION_RECORD, RegionTable, outside_error
+from kvweave.transport.rows import ReadRows
+
+TABLE = RegionTable().with_regions(
+    [Region(2**63, 100), Region(1000, 50), Region(1050, 50), Region(1000, 50, "VRAM", 1), Region(2**64 - 64, 63)]
+)
+
+
+def first_outside(address: list[int], nbytes: list[int], memory: str = "DRAM", device: int = 0) -> int | None:
+    return TABLE.first_outside(memory, device, np.array(address, np.uint64), np.array(nbytes, np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("address", "nbytes", "inside"),
+    [
+        (1000, 50, True),
+        (1049, 1, True),
+        (1049, 2, False),
+        (999, 1, False),
+        (1099, 1, True),
+        (1100, 1, False),
+        (2**63 + 99, 1, True),
+        (2**63 + 99, 2, False),
+        (2**63 - 1, 1, False),
+        (2**64 - 2, 1, True),
+        (0, 1, False),
+    ],
+)
+def test_a_row_is_inside_when_one_region_holds_all_of_it(address: int, nbytes: int, inside: bool) -> None:
+    assert (first_outside([address], [nbytes]) is None) == inside
+
+
+def test_the_first_row_outside_is_named() -> None:
+    assert first_outside([1000, 1001, 5, 6], [1, 1, 1, 1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("memory", "device", "found"), [("VRAM", 1, None), ("VRAM", 0, 0), ("DRAM", 1, 0), ("DRAM", 0, None)]
+)
+def test_kind_and_device_are_part_of_the_place(memory: str, device: int, found: int | None) -> None:
+    assert first_outside([1010], [10], memory, device) == found
+
+
+def test_no_rows_are_inside_of_nothing() -> None:
+    empty = np.zeros(0, np.uint64)
+    assert RegionTable().first_outside("DRAM", 0, empty, empty) is None
+
+
+@given(st.integers(0, 200), st.integers(1, 100))
+def test_inside_agrees_with_plain_search(address: int, nbytes: int) -> None:
+    regions = [Region(10, 20), Region(30, 5), Region(40, 100)]
+    row = (np.array([address], np.uint64), np.array([nbytes], np.uint64))
+    expected = any(
+        region.address <= address and address + nbytes <= region.address + region.nbytes for region in regions
+    )
+    assert (RegionTable().with_regions(regions).first_outside("DRAM", 0, *row) is None) == expected
+
+
+@pytest.mark.parametrize(
+    "regions",
+    [
+        [Region(10, 10), Region(19, 10)],
+        [Region(10, 10), Region(10, 10)],
+        [Region(10, 100), Region(20, 5)],
+    ],
+    ids=["ends", "the same", "one inside the other"],
+)
+def test_overlapping_regions_are_rejected(regions: list[Region]) -> None:
+    with pytest.raises(TransportError, match="register each byte once") as caught:
+        RegionTable().with_regions(regions)
+    assert caught.value.kind is TransportErrorKind.REJECTED
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"memory": "FILE"}, {"address": -1}, {"nbytes": 0}, {"device": -1}, {"address": 2**64 - 4}],
+    ids=["kind", "address", "no bytes", "device", "past 64 bits"],
+)
+def test_a_region_that_cannot_be_is_rejected(wrong: dict[str, object]) -> None:
+    region = SimpleNamespace(**{"address": 8, "nbytes": 8, "memory": "DRAM", "device": 0} | wrong)
+    with pytest.raises(TransportError) as caught:
+        RegionTable().with_regions([region])
+    assert caught.value.kind is TransportErrorKind.REJECTED
+
+
+@pytest.mark.parametrize(
+    "record", [(8, 8, 0, 2), (8, 0, 0, 0), (2**64 - 8, 9, 0, 0)], ids=["kind", "empty", "past 64 bits"]
+)
+def test_a_peers_record_that_cannot_be_is_rejected(record: tuple[int, int, int, int]) -> None:
+    with pytest.raises(TransportError) as caught:
+        RegionTable(np.array([record], REGION_RECORD))
+    assert caught.value.kind is TransportErrorKind.REJECTED
+
+
+@pytest.mark.parametrize(("side", "source", "target"), [("source", 5, 1000), ("target", 1000, 5)])
+def test_the_error_names_the_side_the_row_and_the_address(side: str, source: int, target: int) -> None:
+    rows = ReadRows(*(np.array([value], np.uint64) for value in (source, target, 16)))
+    error = outside_error(rows, TABLE, TABLE)
+    assert error is not None
+    assert error.kind is TransportErrorKind.NOT_REGISTERED
+    assert f"row 0: the {side}'s 16 bytes at 0x5" in str(error)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvweave.errors import LocalProtocolError
+from kvweave.transport.rows import ReadRows, cut_long_rows, split_into_posts
+
+
+def rows_of(*nbytes: int, source: int = 2**63, target: int = 2**62) -> ReadRows:
+    """Rows one after the other in the source, 10 bytes apart in the target."""
+    sizes = np.array(nbytes, np.uint64)
+    before = np.cumsum(sizes, dtype=np.uint64) - sizes
+    gaps = np.arange(len(sizes), dtype=np.uint64) * np.uint64(10)
+    return ReadRows(before + np.uint64(source), before + gaps + np.uint64(target), sizes, "VRAM", 3, "DRAM", 5)
+
+
+def moved_bytes(*parts: ReadRows) -> list[tuple[int, int]]:
+    """Every byte's source and target address, in order."""
+    return [
+        (int(source) + byte, int(target) + byte)
+        for part in parts
+        for source, target, nbytes in zip(part.source_address, part.target_address, part.nbytes, strict=True)
+        for byte in range(int(nbytes))
+    ]
+
+
+@given(
+    st.lists(st.integers(1, 40), max_size=30),
+    st.integers(1, 25),
+    st.integers(1, 5),
+)
+def test_posts_move_the_same_bytes_in_the_same_order_within_their_limits(
+    sizes: list[int], most_bytes: int, most_rows: int
+) -> None:
+    rows = rows_of(*sizes)
+    posts = list(split_into_posts(rows, most_bytes, most_rows))
+    assert moved_bytes(*posts) == moved_bytes(rows)
+    for post in posts:
+        assert 1 <= len(post) <= most_rows
+        assert post.total_bytes <= most_bytes
+        assert (post.source_memory, post.source_device, post.target_memory, post.target_device) == (
+            "VRAM",
+            3,
+            "DRAM",
+            5,
+        )
+
+
+def test_posts_are_filled_as_far_as_they_go() -> None:
+    assert [len(post) for post in split_into_posts(rows_of(*[4] * 10), 12, 100)] == [3, 3, 3, 1]
+    assert [len(post) for post in split_into_posts(rows_of(*[4] * 10), 1000, 4)] == [4, 4, 2]
+
+
+def test_rows_that_are_short_enough_are_not_copied() -> None:
+    rows = rows_of(1, 2, 3)
+    assert cut_long_rows(rows, 3) is rows
+
+
+def test_total_bytes_is_their_sum() -> None:
+    assert rows_of(1, 2, 3).total_bytes == 6
+    assert rows_of().total_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (([1, 2], [1], [1]), "source_address"),
+        (([1], [1, 2], [1]), "target_address"),
+        (([[1]], [[1]], [[1]]), "shape"),
+        (([1, 1], [1, 1], [1, 0]), "nbytes of row 1 is 0"),
+        (([2**64 - 4], [1], [5]), "source_address passes the end"),
+        (([1], [2**64 - 4], [5]), "target_address passes the end"),
+    ],
+    ids=["fewer targets", "fewer sources", "two axes", "empty row", "source past 64 bits", "target past 64 bits"],
+)
+def test_rows_that_cannot_be_are_refused(arrays: tuple[list[int], ...], message: str) -> None:
+    source, target, nbytes = (np.array(array, np.uint64) for array in arrays)
+    with pytest.raises(LocalProtocolError, match=message):
+        ReadRows(source, target, nbytes)
+
+
+@pytest.mark.parametrize("name", ["source_address", "target_address", "nbytes"])
+def test_signed_arrays_are_refused(name: str) -> None:
+    arrays = {key: np.ones(2, np.uint64) for key in ("source_address", "target_address", "nbytes")}
+    arrays[name] = np.ones(2, np.int64)
+    with pytest.raises(LocalProtocolError, match=f"{name} is int64"):
+        ReadRows(**arrays)
