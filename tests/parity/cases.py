@@ -116,7 +116,10 @@ ATTENTION = (
     Case("full and chunked", (gqa(4), kv.ChunkedLocalAttentionSpec(4, 4, attention_chunk_size=8, dtype=HALF)), 4),
     Case("uniform GQA", (kv.UniformTypeKVCacheSpecs({"a": gqa(8), "b": kv.FullAttentionSpec(8, 8, dtype=HALF)}),), 8),
     Case("MLA", (LATENT,), 128, is_mla=True),
-    Case("MLA with indexer", (kv.UniformTypeKVCacheSpecs({"a": LATENT, "i": kv.MLAAttentionSpec(8, part="indexer")}),), 128, is_mla=True),
+    Case(
+        "MLA with indexer", (kv.UniformTypeKVCacheSpecs({"a": LATENT, "i": kv.MLAAttentionSpec(8, part="indexer")}),),
+        128, is_mla=True,
+    ),
     Case("DeepSeek-V4", DEEPSEEK_V4, 1, is_mla=True),
     Case("GQA and MLA draft", (gqa(4), LATENT), 4),
     Case("two head counts", (kv.SlidingWindowSpec(8, 4, sliding_window=8, dtype=HALF), gqa(2)), 8),

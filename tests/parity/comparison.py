@@ -30,7 +30,7 @@ class Outcome:
     @property
     def figure(self) -> str:
         if not self.vllm_wrong:
-            return "both place all bytes right"
+            return "both place all bytes right, vLLM reads some of them more than once"
         return (
             f"vLLM places {self.vllm_wrong} of {self.conv_channels} conv channels wrong, kvweave {self.kvweave_wrong}"
         )

@@ -7,16 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 import kvweave.core.spec as kv
-from tests.parity.cases import ATTENTION, HYBRID, REAL_CONV, Case, layer_specs, pair_text, pairs_of
+from tests.parity.cases import ATTENTION, HYBRID, REAL_CONV, Case, pair_text, pairs_of
 from tests.parity.comparison import compare
 from tests.parity.differences import DIFFERENCES, Figures, listed
 
 SIZES = (1, 2, 3, 4, 6, 8)
 PLAIN = (kv.FullAttentionSpec, kv.MLAAttentionSpec, kv.MambaSpec)
-CASES = [
-    case for case in (*ATTENTION, *HYBRID, *REAL_CONV)
-    if all(isinstance(group, PLAIN) for group in case.groups) and not any(getattr(s, "sliding_window", None) for s in layer_specs(case.groups))
-]  # fmt: skip
+CASES = [case for case in (*ATTENTION, *HYBRID, *REAL_CONV) if all(isinstance(group, PLAIN) for group in case.groups)]
 COMPARED = [
     pytest.param(case, pair, id=f"{case.name}, {pair_text(pair)}") for case in CASES for pair in pairs_of(case, SIZES)
 ]
