@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
+from kvweave.core.array import Axis
 from kvweave.core.block_table import BlockTables
 from kvweave.core.compatibility import check_compatibility, uncovered
 from kvweave.core.descriptors import RequestDescriptors, describe_request
@@ -120,11 +121,11 @@ class _Planner:
     def __init__(self, prefill: EngineLayout, decode: EngineLayout) -> None:
         self.missing: list[Mismatch] = []
         self._decode = decode
-        self._by_part: dict[str, list[_Source]] = defaultdict(list)
+        self._by_array: dict[tuple[str, tuple[Axis, ...]], list[_Source]] = defaultdict(list)
         self._places: dict[tuple[RankCoordinates, str], dict[str, Place]] = {}
         for rank in prefill.ranks:
             for shard in rank.shards:
-                self._by_part[shard.array.part].append(_Source(rank, shard))
+                self._by_array[shard.array.part, shard.array.axes].append(_Source(rank, shard))
 
     def reads(self, rank: RankLayout) -> Iterator[Read]:
         for shard in rank.shards:
@@ -135,7 +136,7 @@ class _Planner:
     def _layer_cells(self, target: Shard) -> Iterator[tuple[tuple[str, ...], list[_Source]]]:
         """The target's layers, split by which sources hold them, with those sources."""
         nearby = [
-            source for source in self._by_part[target.array.part]
+            source for source in self._by_array[target.array.part, target.array.axes]
             if box_intersection(source.shard.box, target.box) and _common(source.shard.tokens, target.tokens)
         ]  # fmt: skip
         holders: dict[frozenset[str], list[_Source]] = defaultdict(list)
