@@ -144,7 +144,8 @@ class Transport(Protocol):
         """Adds the peer that this data came from, and warms the connection; the handle's ``peer`` is its name.
 
         The handle is done once the first bytes came through. Reads may be posted at once. Connecting again is harmless.
-        Raises ``TransportError`` (REJECTED) when the data is malformed, or names a peer already connected otherwise.
+        Raises ``TransportError`` (REJECTED) when the data is malformed, or names a peer that is connected by other data
+        or whose last reads are still ending.
         """
         ...
 
@@ -160,7 +161,10 @@ class Transport(Protocol):
         ...
 
     def progress(self) -> int:
-        """Moves what can be moved, for reads in both directions; returns how many of our reads are not yet terminal."""
+        """Moves what can be moved, for reads in both directions; returns how many of our reads are not yet terminal.
+
+        Raises ``TransportError`` only when the transport as a whole is broken.
+        """
         ...
 
     def disconnect(self, peer: str) -> None:

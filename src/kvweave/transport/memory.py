@@ -73,7 +73,7 @@ class _LateWrite:
 
 
 class MemoryTransport:
-    """A ``Transport`` over the memory of this process; made by ``MemoryNetwork.join``."""
+    """A ``Transport`` over the memory of this process, made by ``MemoryNetwork.join``."""
 
     def __init__(self, network: MemoryNetwork, name: str, token: bytes, faults: FaultSource) -> None:
         self.name = name

@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 # Both log to stdout unless told otherwise, where programs expect our own output.
 os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
@@ -45,11 +44,10 @@ from nixl._api import nixl_agent, nixl_agent_config
 from kvweave.errors import LocalProtocolError, TransportError, TransportErrorKind
 from kvweave.transport.agent_data import PROBE_BYTES, AgentData
 from kvweave.transport.base import MemoryRegion, ReadHandle, ReadRows, ReadState, failed_read, peer_lost
+from kvweave.transport.piecewise import PiecewiseRead, ProbeRead
 from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
-from kvweave.transport.rows import UInt64Array, split_into_posts
+from kvweave.transport.rows import UInt64Array, single
 
-MOST_POST_BYTES = 8 << 20
-MOST_POST_ROWS = 2_000
 MOST_POSTED_PIECES = 2
 PROBE_SLOTS = 4_096
 
@@ -84,50 +82,6 @@ class _Peer:
     proven: bool = False
 
 
-class _NixlRead(ReadHandle):
-    """A read: the pieces still to be posted, and NIXL's handles of those that are."""
-
-    __slots__ = ("posted", "waiting")
-
-    def __init__(self, peer: str, rows: ReadRows) -> None:
-        super().__init__(peer)
-        self.waiting = deque(split_into_posts(rows, MOST_POST_BYTES, MOST_POST_ROWS))
-        self.posted: list[Any] = []
-
-    def cancel(self, error: TransportError) -> None:
-        """Posts no further piece; ends at once when none is under way."""
-        super().cancel(error)
-        self.waiting.clear()
-        self.end_if_over()
-
-    def end_if_over(self) -> None:
-        """Ends the read when nothing of it is left."""
-        if not self.state.terminal and not self.waiting and not self.posted:
-            self.complete()
-
-
-class _ProbeRead(_NixlRead):
-    """The read that warms a connection and proves that it reaches the right memory."""
-
-    __slots__ = ("expected", "landing")
-
-    def __init__(self, peer: str, address: int, landing: npt.NDArray[np.uint8], expected: bytes) -> None:
-        super().__init__(peer, ReadRows(_one(address), _one(landing.ctypes.data), _one(PROBE_BYTES)))
-        self.landing = landing
-        self.expected = expected
-
-    def wrong_bytes(self) -> TransportError | None:
-        """The error when other bytes than the peer's probe came through."""
-        found = self.landing.tobytes()
-        if found == self.expected:
-            return None
-        return TransportError(
-            TransportErrorKind.REJECTED,
-            f"peer {self.peer}: its probe reads {found.hex()}, its agent data says {self.expected.hex()}; "
-            "the data is of another process, connect with fresh data",
-        )
-
-
 class NixlTransport:
     """A ``Transport`` over NIXL. ``name`` must be unique among all engines, and new with every restart."""
 
@@ -137,7 +91,7 @@ class NixlTransport:
         self._registrations: list[Any] = []
         self._peers: dict[str, _Peer] = {}
         self._leaving: set[str] = set()
-        self._reads: deque[_NixlRead] = deque()
+        self._reads: deque[PiecewiseRead] = deque()
         self._connections = 0
         self._closed = False
         self._probe = np.frombuffer(bytearray(secrets.token_bytes(PROBE_BYTES)), np.uint8)
@@ -145,7 +99,7 @@ class NixlTransport:
         with _foreign_errors("creating the agent"):
             self._agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
         for own in (self._probe, self._landings):
-            self._register_rows("DRAM", _triples(_one(own.ctypes.data), _one(own.nbytes), 0))
+            self._register_rows("DRAM", _triples(single(own.ctypes.data), single(own.nbytes), 0))
 
     def register(self, regions: Sequence[MemoryRegion]) -> None:
         """See ``Transport``."""
@@ -182,14 +136,14 @@ class NixlTransport:
         landing = self._landings[self._connections % PROBE_SLOTS]
         self._connections += 1
         landing[:] = 0
-        return self._start(_ProbeRead(data.name, data.probe_address, landing, data.probe))
+        return self._start(ProbeRead(data.name, data.probe_address, landing, data.probe))
 
     def read(self, peer: str, rows: ReadRows) -> ReadHandle:
         """See ``Transport``. Only checks and cuts the rows: bytes move in ``progress``."""
         self._require_open()
         source = self._peers.get(peer)
         error = outside_error(rows, source.regions, self._regions) if source else peer_lost(peer)
-        return failed_read(peer, error) if error else self._start(_NixlRead(peer, rows))
+        return failed_read(peer, error) if error else self._start(PiecewiseRead(peer, rows))
 
     def cancel(self, handle: ReadHandle) -> None:
         """See ``Transport``."""
@@ -266,32 +220,40 @@ class NixlTransport:
         with suppress(TransportError), _foreign_errors(f"removing peer {peer}"):
             self._agent.remove_remote_agent(peer)
 
-    def _start(self, read: _NixlRead) -> ReadHandle:
+    def _start(self, read: PiecewiseRead) -> ReadHandle:
         read.end_if_over()
         if not read.state.terminal:
             self._reads.append(read)
         return read
 
-    def _collect(self, read: _NixlRead) -> None:
+    def _collect(self, read: PiecewiseRead) -> None:
         """Takes away the pieces that have ended."""
         still_posted = []
         for piece in read.posted:
-            try:
-                with _foreign_errors(f"reading from {read.peer}"):
-                    over = self._agent.check_xfer_state(piece) == "DONE"
-            except TransportError as error:
-                self._met(read, error)
-                over = True
-            if over:
+            if self._is_over(read, piece):
                 self._release(piece)
             else:
                 still_posted.append(piece)
         read.posted = still_posted
-        if isinstance(read, _ProbeRead) and not read.posted and not read.waiting:
+        if isinstance(read, ProbeRead) and not read.posted and not read.waiting:
             self._judge(read)
         read.end_if_over()
 
-    def _judge(self, probe: _ProbeRead) -> None:
+    def _is_over(self, read: PiecewiseRead, piece: Any) -> bool:
+        """Whether the piece has ended; dooms its read when it ended badly."""
+        try:
+            with _foreign_errors(f"reading from {read.peer}"):
+                state = self._agent.check_xfer_state(piece)
+        except TransportError as error:
+            self._met(read, error)
+            return True
+        if state == "ERR":
+            self._met(
+                read, TransportError(TransportErrorKind.UNAVAILABLE, f"nixl: reading from {read.peer}: it failed")
+            )
+        return bool(state != "PROC")
+
+    def _judge(self, probe: ProbeRead) -> None:
         """Lets the peer's other reads begin, or dooms them all, by what the probe brought."""
         peer = self._peers.get(probe.peer)
         if probe.state is not ReadState.IN_PROGRESS or peer is None:
@@ -312,12 +274,12 @@ class NixlTransport:
                 self._collect(read)
                 return
 
-    def _may_post(self, read: _NixlRead) -> bool:
+    def _may_post(self, read: PiecewiseRead) -> bool:
         if not read.waiting or len(read.posted) >= MOST_POSTED_PIECES:
             return False
-        return isinstance(read, _ProbeRead) or self._peers[read.peer].proven
+        return isinstance(read, ProbeRead) or self._peers[read.peer].proven
 
-    def _post(self, read: _NixlRead, rows: ReadRows) -> None:
+    def _post(self, read: PiecewiseRead, rows: ReadRows) -> None:
         target = _triples(rows.target_address, rows.nbytes, rows.target_device)
         source = _triples(rows.source_address, rows.nbytes, rows.source_device)
         try:
@@ -333,7 +295,7 @@ class NixlTransport:
         except TransportError as error:
             self._met(read, error)
 
-    def _met(self, read: _NixlRead, error: TransportError) -> None:
+    def _met(self, read: PiecewiseRead, error: TransportError) -> None:
         """Dooms a read that met an error, and with a lost peer all its reads."""
         if error.kind is TransportErrorKind.PEER_LOST:
             self._drop_peer(read.peer, error)
@@ -363,7 +325,3 @@ def _triples(address: UInt64Array, nbytes: UInt64Array, device: int | UInt64Arra
     triples = np.empty((len(address), 3), np.uint64)
     triples[:, 0], triples[:, 1], triples[:, 2] = address, nbytes, device
     return triples
-
-
-def _one(value: int) -> UInt64Array:
-    return np.array([value], np.uint64)

@@ -95,3 +95,8 @@ def split_into_posts(rows: ReadRows, most_bytes: int, most_rows: int) -> Iterato
         stop = min(stop, start + most_rows)
         yield rows.take(start, stop)
         start, before = stop, int(ends[stop - 1])
+
+
+def single(value: int) -> UInt64Array:
+    """One address or size, as rows have it."""
+    return np.array([value], np.uint64)
