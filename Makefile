@@ -28,7 +28,7 @@ sweep: .venv/.demo  ## The demo over every model family and pair of shapes
 	@$(BIN)/kvweave demo --sweep $(ARGS)
 
 test: .venv/.test  ## All tests but the parity tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --ignore=tests/parity $(ARGS)
 
 parity: .venv-vllm/.parity  ## The mapping against the installed vLLM's own, in .venv-vllm
 	@KVWEAVE_REQUIRE_VLLM=1 $(VLLM_BIN)/python -m pytest tests/parity $(ARGS)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Here, because the doctests of src import these modules before the tests that use them are collected.
+pytest.register_assert_rewrite("kvweave.testing")
 
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -38,3 +42,19 @@ def rank(path: Path) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank(item.path))
+
+
+ORACLE_CASES = "oracle cases"
+
+
+@pytest.fixture
+def count_cases(record_property: Callable[[str, object], None]) -> Callable[[int], None]:
+    """Notes how many transfers a test proved with the byte oracle; the summary adds them up."""
+    return lambda number: record_property(ORACLE_CASES, number)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    noted = [note for report in terminalreporter.getreports("passed") for note in report.user_properties]
+    proved = sum(int(str(number)) for name, number in noted if name == ORACLE_CASES)
+    if proved:
+        terminalreporter.write_line(f"oracle: {proved:,} cases")
