@@ -1,0 +1,213 @@
+"""What two engines say to each other, as frozen, bounded, schema-checked records.
+
+::
+
+    decode engine                               prefill engine
+    HandshakeRequest  ------------------------> HandshakeReply | HandshakeRefused
+    Incompatible      ------------------------>                    why the reply was turned down, for its log
+    Heartbeat         ------------------------> HeartbeatReply     queued requests keep their offers
+    Claim             ------------------------> Claimed | Refused
+    Renew             ------------------------> Renewed | Refused
+    Acknowledge       ------------------------>                    one per rank and offer
+                      <------------------------ Revoked            the offer was withdrawn while it was read
+
+A claim has a number that the decode engine chose; every answer carries it, so an answer always finds its fetch or
+nothing. Every text, list and number has a bound: nothing from a peer is larger than what it says here.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+MOST_RANKS = 4096
+MOST_TOKENS = 2**26
+MOST_BEATS = 1024
+MOST_LEASE_SECONDS = 7 * 86_400.0
+
+EngineId = Annotated[str, Meta(min_length=1, max_length=200)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=500)]
+Text = Annotated[str, Meta(max_length=2000)]
+Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
+RankCount = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+TokenCount = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+Seconds = Annotated[float, Meta(gt=0, le=MOST_LEASE_SECONDS)]
+GroupName = Annotated[str, Meta(min_length=1, max_length=200)]
+BlockTable = Annotated[tuple[Annotated[int, Meta(ge=-1, lt=2**40)], ...], Meta(max_length=MOST_TOKENS)]
+BlockTables = Annotated[dict[GroupName, BlockTable], Meta(max_length=64)]
+AgentBytes = Annotated[bytes, Meta(max_length=8 << 20)]
+DescriptionBytes = Annotated[bytes, Meta(max_length=32 << 20)]
+
+
+class EngineRole(StrEnum):
+    """What an engine does in the pair."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class RefusalReason(StrEnum):
+    """Why a prefill engine says no to one request."""
+
+    NOT_HANDSHAKEN = "not_handshaken"
+    WRONG_ENGINE = "wrong_engine"
+    UNKNOWN_REQUEST = "unknown_request"
+    WRONG_GENERATION = "wrong_generation"
+    ALREADY_CLAIMED = "already_claimed"
+    NOT_CLAIMED = "not_claimed"
+    RELEASED = "released"
+    LEASE_ENDED = "lease_ended"
+    WITHDRAWN = "withdrawn"
+    CLOSING = "closing"
+    VERSION = "version"
+    ROLE = "role"
+
+
+class Message(Struct, frozen=True, forbid_unknown_fields=True):
+    """The root of all messages."""
+
+
+class OfferKey(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One offer of one prefill engine: the request's id there, and which offer of that id it is."""
+
+    request_id: RequestId
+    generation: Number
+
+
+class RankAgent(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One prefill rank's agent data; ranks count in the order of ``ParallelConfig.ranks()``."""
+
+    rank: Rank
+    data: AgentBytes
+
+
+class Problem(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One ``Mismatch`` on the wire."""
+
+    field: Text
+    source: Text
+    target: Text
+    remedy: Text
+
+
+class HandshakeRequest(Message, frozen=True, tag="handshake"):
+    """Opens a connection. ``attempt`` comes back in the reply; ``ranks`` are the wanted ones, all when it is None."""
+
+    attempt: Number
+    engine_id: EngineId
+    role: EngineRole
+    num_ranks: RankCount
+    ranks: Annotated[tuple[Rank, ...], Meta(max_length=MOST_RANKS)] | None = None
+
+
+class HandshakeReply(Message, frozen=True, tag="handshake_reply"):
+    """Who answers, what it holds and where. ``description`` is decoded and checked before any agent data is touched."""
+
+    attempt: Number
+    engine_id: EngineId
+    lease_seconds: Seconds
+    description: DescriptionBytes
+    agents: Annotated[tuple[RankAgent, ...], Meta(max_length=MOST_RANKS)]
+
+
+class HandshakeRefused(Message, frozen=True, tag="handshake_refused"):
+    """The handshake is turned down."""
+
+    attempt: Number
+    reason: RefusalReason
+    text: Text
+
+
+class Incompatible(Message, frozen=True, tag="incompatible"):
+    """The decode engine turned the prefill engine down; said so that both logs name every mismatch."""
+
+    problems: Annotated[tuple[Problem, ...], Meta(max_length=100)]
+
+
+class Claim(Message, frozen=True, tag="claim"):
+    """Asks for an offer. ``engine_id`` is the prefill engine that the reference names."""
+
+    claim: Number
+    engine_id: EngineId
+    offer: OfferKey
+
+
+class Claimed(Message, frozen=True, tag="claimed"):
+    """The offer is the claimant's: valid tokens, block table per group, and the lease from now on."""
+
+    claim: Number
+    offer: OfferKey
+    num_tokens: TokenCount
+    tables: BlockTables
+    lease_seconds: Seconds
+
+
+class Renew(Message, frozen=True, tag="renew"):
+    """Asks for the lease to begin anew; sent in the same breath as the reads, and again while they last."""
+
+    claim: Number
+    sequence: Number
+    engine_id: EngineId
+    offer: OfferKey
+
+
+class Renewed(Message, frozen=True, tag="renewed"):
+    """The renewal of that sequence number is granted: the blocks stay for ``lease_seconds`` from its sending on."""
+
+    claim: Number
+    sequence: Number
+    lease_seconds: Seconds
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """A claim or a renewal is refused."""
+
+    claim: Number
+    reason: RefusalReason
+    text: Text
+
+
+class Revoked(Message, frozen=True, tag="revoked"):
+    """A claimed offer was withdrawn. Its blocks stay until all ranks acknowledged, but no renewal will be granted."""
+
+    claim: Number
+    text: Text
+
+
+class Acknowledge(Message, frozen=True, tag="acknowledge"):
+    """All reads of one rank of the claimant are terminal and none will follow."""
+
+    offer: OfferKey
+    rank: Rank
+
+
+class Heartbeat(Message, frozen=True, tag="heartbeat"):
+    """Keeps the offers of queued requests alive, one message for all of them."""
+
+    offers: Annotated[tuple[OfferKey, ...], Meta(max_length=MOST_BEATS)]
+
+
+class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
+    """Which of the offers are gone, and why."""
+
+    missing: Annotated[tuple[tuple[OfferKey, RefusalReason], ...], Meta(max_length=MOST_BEATS)]
+
+
+AnyMessage = (
+    HandshakeRequest
+    | HandshakeReply
+    | HandshakeRefused
+    | Incompatible
+    | Claim
+    | Claimed
+    | Renew
+    | Renewed
+    | Refused
+    | Revoked
+    | Acknowledge
+    | Heartbeat
+    | HeartbeatReply
+)

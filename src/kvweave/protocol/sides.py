@@ -1,0 +1,195 @@
+"""The two sides of the protocol, each as one pure object: a message or a moment in, effects out.
+
+``PrefillSide`` joins reception and offers, ``DecodeSide`` peers and fetches. What one book asks of the other is settled
+here and does not come out::
+
+    WantPeer, ForgetPeer      fetches -> peers
+    PeerReady, PeerLost, PeerFailed      peers -> fetches (and out, for the log)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+
+from kvweave.core.layout import EngineLayout
+from kvweave.errors import Mismatch
+from kvweave.protocol.effects import (
+    AnyFailure,
+    DecodeEffect,
+    ForgetPeer,
+    PeerFailed,
+    PeerLost,
+    PeerReady,
+    PrefillEffect,
+    Send,
+    TurnedDown,
+    WantPeer,
+)
+from kvweave.protocol.fetch import FetchBook, Order
+from kvweave.protocol.handshake import PeerBook, Reception
+from kvweave.protocol.messages import (
+    Acknowledge,
+    Claim,
+    HandshakeRefused,
+    HandshakeReply,
+    HandshakeRequest,
+    Heartbeat,
+    HeartbeatReply,
+    Incompatible,
+    OfferKey,
+    Refused,
+    RefusalReason,
+    Renew,
+)
+from kvweave.protocol.offer import OfferBook
+from kvweave.protocol.reference import OfferReference
+from kvweave.protocol.timing import Timing
+
+
+class PrefillSide:
+    """A prefill engine's coordinator without I/O. ``agents`` is the agent data of its ranks, in their order."""
+
+    def __init__(self, engine_id: str, layout: EngineLayout, agents: Sequence[bytes], lease_seconds: float) -> None:
+        self.offers = OfferBook(engine_id, lease_seconds)
+        self._reception = Reception(engine_id, layout, agents, lease_seconds)
+
+    def offer(
+        self, now: float, reference: OfferReference, lease_seconds: float | None = None
+    ) -> tuple[PrefillEffect, ...]:
+        """See ``OfferBook.offer``."""
+        return self.offers.offer(now, reference, lease_seconds)
+
+    def withdraw(self, now: float, key: OfferKey) -> tuple[PrefillEffect, ...]:
+        """See ``OfferBook.withdraw``."""
+        return self.offers.withdraw(now, key)
+
+    def receive(self, now: float, connection: Hashable, message: object) -> tuple[PrefillEffect, ...]:
+        """What one message on a connection causes; who has not shaken hands is refused."""
+        if isinstance(message, HandshakeRequest):
+            return self._reception.receive(connection, message)
+        guest = self._reception.guest(connection)
+        if guest is None:
+            return _stranger(connection, message)
+        if isinstance(message, Incompatible):
+            problems = tuple(Mismatch(p.field, p.source, p.target, p.remedy) for p in message.problems)
+            return (TurnedDown(guest.engine_id, problems),)
+        return self.offers.receive(now, connection, guest, message)
+
+    def other_version(self, connection: Hashable, text: str) -> tuple[PrefillEffect, ...]:
+        """A peer of another protocol version wrote; the answer is in ours, so that it learns the same."""
+        return (Send(connection, HandshakeRefused(0, RefusalReason.VERSION, text)),)
+
+    def get_timer(self) -> float | None:
+        """When ``handle_timer`` should be called next."""
+        return self.offers.get_timer()
+
+    def handle_timer(self, now: float) -> tuple[PrefillEffect, ...]:
+        """What the time causes."""
+        return self.offers.handle_timer(now)
+
+    def close(self) -> tuple[PrefillEffect, ...]:
+        """Ends all offers."""
+        return self.offers.close()
+
+
+def _stranger(connection: Hashable, message: object) -> tuple[PrefillEffect, ...]:
+    reason, text = RefusalReason.NOT_HANDSHAKEN, "this connection has not shaken hands"
+    match message:
+        case Claim() | Renew():
+            return (Send(connection, Refused(message.claim, reason, text)),)
+        case Heartbeat():
+            return (Send(connection, HeartbeatReply(tuple((key, reason) for key in message.offers))),)
+        case Acknowledge() | _:
+            return ()
+
+
+class DecodeSide:
+    """A decode engine's coordinator without I/O."""
+
+    def __init__(self, engine_id: str, layout: EngineLayout, timing: Timing) -> None:
+        self.peers = PeerBook(engine_id, layout, timing)
+        self.fetches = FetchBook(engine_id, len(layout.ranks), timing)
+
+    def name_peer(self, now: float, address: str) -> tuple[DecodeEffect, ...]:
+        """Handshakes with a peer of the configuration, now and after every loss."""
+        return self._settle(now, self.peers.name(now, address))
+
+    def hold(self, now: float, number: int, address: str, reference: OfferReference) -> tuple[DecodeEffect, ...]:
+        """See ``FetchBook.hold``."""
+        return self._settle(now, self.fetches.hold(now, number, address, reference))
+
+    def fetch(self, now: float, number: int, order: Order) -> tuple[DecodeEffect, ...]:
+        """See ``FetchBook.fetch``."""
+        return self._settle(now, self.fetches.fetch(now, number, order))
+
+    def abort(self, now: float, number: int) -> tuple[DecodeEffect, ...]:
+        """See ``FetchBook.abort``."""
+        return self._settle(now, self.fetches.abort(number))
+
+    def receive(self, now: float, address: str, message: object) -> tuple[DecodeEffect, ...]:
+        """What one message from an address causes."""
+        if isinstance(message, HandshakeReply | HandshakeRefused):
+            return self._settle(now, self.peers.receive(now, address, message))
+        return self._settle(now, self.fetches.receive(now, address, message))
+
+    def misfit(self, now: float, address: str, problems: Sequence[Mismatch]) -> tuple[DecodeEffect, ...]:
+        """The peer speaks another protocol version."""
+        return self._settle(now, self.peers.misfit(now, address, problems))
+
+    def lose(self, now: float, address: str, text: str) -> tuple[DecodeEffect, ...]:
+        """The peer is gone, or sent what it must not send."""
+        return self._settle(now, self.peers.lose(now, address, text))
+
+    def connected(self, now: float, address: str, attempt: int, rank: int) -> tuple[DecodeEffect, ...]:
+        """One of our ranks is connected and warm."""
+        return self._settle(now, self.peers.connected(address, attempt, rank))
+
+    def not_connected(
+        self, now: float, address: str, attempt: int, text: str, problems: Sequence[Mismatch] = ()
+    ) -> tuple[DecodeEffect, ...]:
+        """One of our ranks cannot connect or cannot plan."""
+        return self._settle(now, self.peers.not_connected(now, address, attempt, text, problems))
+
+    def reads_ended(self, now: float, number: int, rank: int, completed_at: float) -> tuple[DecodeEffect, ...]:
+        """See ``FetchBook.reads_ended``."""
+        return self._settle(now, self.fetches.reads_ended(number, rank, completed_at))
+
+    def read_failed(self, now: float, number: int, reason: AnyFailure, text: str) -> tuple[DecodeEffect, ...]:
+        """See ``FetchBook.read_failed``."""
+        return self._settle(now, self.fetches.read_failed(number, reason, text))
+
+    def get_timer(self) -> float | None:
+        """When ``handle_timer`` should be called next."""
+        moments = [moment for moment in (self.peers.get_timer(), self.fetches.get_timer()) if moment is not None]
+        return min(moments, default=None)
+
+    def handle_timer(self, now: float) -> tuple[DecodeEffect, ...]:
+        """What the time causes."""
+        return self._settle(now, self.peers.handle_timer(now) + self.fetches.handle_timer(now))
+
+    def close(self, now: float) -> tuple[DecodeEffect, ...]:
+        """Gives all fetches up."""
+        return self._settle(now, self.fetches.close())
+
+    def _settle(self, now: float, effects: tuple[DecodeEffect, ...]) -> tuple[DecodeEffect, ...]:
+        """Carries effects between the two books until none is left; what remains is for the outside."""
+        outside: list[DecodeEffect] = []
+        pending = deque(effects)
+        while pending:
+            effect = pending.popleft()
+            match effect:
+                case WantPeer():
+                    pending.extend(self.peers.want(now, effect.address))
+                    continue
+                case ForgetPeer():
+                    pending.extend(self.peers.lose(now, effect.address, effect.text))
+                    continue
+                case PeerReady():
+                    pending.extend(self.fetches.peer_ready(now, effect.address, effect.lease_seconds))
+                case PeerLost():
+                    pending.extend(self.fetches.peer_lost(effect.address, effect.text))
+                case PeerFailed():
+                    pending.extend(self.fetches.peer_failed(effect.address, effect.text, effect.problems))
+            outside.append(effect)
+        return tuple(outside)

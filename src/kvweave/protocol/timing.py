@@ -1,0 +1,30 @@
+"""How long the two sides wait for each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvweave.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Bounds on every wait, in seconds.
+
+    ``handshake_seconds`` from the first word to warm connections; ``answer_seconds`` for one answer on the control
+    channel. ``renew_fraction`` of a lease passes between two renewals or heartbeats. ``retry_seconds`` is how long an
+    incompatible peer is not asked again.
+    """
+
+    handshake_seconds: float = 20.0
+    answer_seconds: float = 5.0
+    renew_fraction: float = 1 / 3
+    retry_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("handshake_seconds", "answer_seconds", "retry_seconds"):
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                raise ConfigurationError(f"{name}: {value} is not a number of seconds above 0")
+        if not 0 < self.renew_fraction < 1:
+            raise ConfigurationError(f"renew_fraction: {self.renew_fraction} must lie between 0 and 1")
