@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -71,8 +72,10 @@ def test_json_examples_are_json(document: Path) -> None:
 )
 def test_kvweave_examples_exit_with_zero(command: str, tmp_path: Path) -> None:
     arguments = shlex.split(command)[1:]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    program = [sys.executable, "-m", "kvweave"]
     done = subprocess.run(
-        [sys.executable, "-m", "kvweave", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        [*program, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
