@@ -1,0 +1,61 @@
+"""Where the command line writes: answers to stdout, progress and errors to stderr, documents as JSON.
+
+A reader that goes away (``| head``) ends the command without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+ERROR_SCHEMA = "kvweave.error/1"
+_FILE_WIDTH = 160
+
+
+class _PipeConsole(Console):
+    """A console that leaves a broken pipe to the command group; rich would answer with an exit code of its own."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
+
+
+def answers() -> Console:
+    """Where answers go; wide where no terminal sets the width, so that nothing is cut."""
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _FILE_WIDTH
+    return _PipeConsole(highlight=False, width=wide)
+
+
+def notices() -> Console:
+    """Where progress and errors go."""
+    return _PipeConsole(stderr=True, highlight=False)
+
+
+def write_document(document: Any) -> None:
+    """A document for programs, on stdout."""
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def format_bytes(count: float) -> str:
+    """Bytes for people.
+
+    >>> format_bytes(512), format_bytes(131072), format_bytes(20_238_336), format_bytes(0.5)
+    ('512 B', '128 KiB', '19.3 MiB', '0.5 B')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{count:,.1f}".removesuffix(".0") + f" {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for people.
+
+    >>> format_seconds(0.00042), format_seconds(0.0421), format_seconds(12.3)
+    ('0.42 ms', '42.1 ms', '12.3 s')
+    """
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
