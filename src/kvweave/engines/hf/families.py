@@ -107,7 +107,7 @@ FAMILIES: Mapping[str, TinyFamily] = {
             "o_lora_rank": 16,
             "index_n_heads": 16,
             "index_head_dim": 32,
-            "index_topk": 8,
+            "index_topk": 24,
             "hc_mult": 2,
             "hc_sinkhorn_iters": 4,
         },
