@@ -20,6 +20,7 @@ from kvweave.testing.transport_contract import (
     TransportContract,
     TransportPair,
     assert_failed,
+    expected_target,
     fresh_name,
     random_source,
     region_of,
@@ -98,6 +99,14 @@ def two_processes() -> Iterator[TransportPair]:
         yield world.start("source")[0][1]
 
 
+@contextmanager
+def two_processes_over_tcp() -> Iterator[TransportPair]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UCX_TLS", "tcp")
+        with two_processes() as pair:
+            yield pair
+
+
 @pytest.fixture
 def world() -> Iterator[World]:
     with a_world() as made:
@@ -110,6 +119,28 @@ class TestContractInOneProcess(TransportContract):
 
 class TestContractBetweenProcesses(TransportContract):
     make_pair = staticmethod(two_processes)
+
+
+class TestContractOverTcp(TransportContract):
+    """Bytes arrive later than they are posted here, as over a network; on shared memory posting is the copy."""
+
+    make_pair = staticmethod(two_processes_over_tcp)
+
+    def test_a_posted_piece_is_under_way_between_polls(self, pair: TransportPair, peer: str) -> None:
+        handle = pair.target.read(peer, pair.rows([0], [0], [1 << 20]))
+        pair.target.progress()
+        assert handle.state is ReadState.IN_PROGRESS
+        pair.finish(handle)
+        assert handle.state is ReadState.DONE
+
+    def test_a_cancelled_piece_still_arrives_before_the_read_is_terminal(self, pair: TransportPair, peer: str) -> None:
+        handle = pair.target.read(peer, pair.rows([0], [0], [1 << 20]))
+        pair.target.progress()
+        pair.target.cancel(handle)
+        assert handle.state is ReadState.CANCELLING
+        pair.finish(handle)
+        assert_failed(handle, TransportErrorKind.CANCELLED)
+        np.testing.assert_array_equal(pair.target_memory, expected_target(pair, [0], [0], [1 << 20]))
 
 
 MANY = (np.arange(6_000) * 4_000, np.arange(6_000) * 4_000, np.full(6_000, 4_000))
