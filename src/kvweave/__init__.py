@@ -20,7 +20,7 @@ from kvweave.core.mapping import TPMapping, compute_tp_mapping
 from kvweave.core.parallel import ParallelConfig, RankCoordinates
 from kvweave.core.plan import TransferPlan, plan_transfer
 from kvweave.core.spec import get_representative_spec_type
-from kvweave.core.topology import TransferTopology
+from kvweave.core.topology import RemoteEngine, TransferTopology
 from kvweave.errors import IncompatibleLayouts, KVWeaveError, Mismatch
 from kvweave.version import __version__
 
@@ -34,6 +34,7 @@ __all__ = [
     "Mismatch",
     "ParallelConfig",
     "RankCoordinates",
+    "RemoteEngine",
     "TPMapping",
     "TransferPlan",
     "TransferTopology",
