@@ -231,8 +231,8 @@ class PeerBook:
 def _agents(reply: HandshakeReply, num_ranks: int) -> tuple[bytes, ...]:
     if [agent.rank for agent in reply.agents] != list(range(num_ranks)):
         raise RemoteProtocolError(
-            f"handshake: agent data of {len(reply.agents)} ranks for the {num_ranks} ranks of engine {reply.engine_id}; "
-            "one per rank in their order is expected"
+            f"handshake: agent data of {len(reply.agents)} ranks for the {num_ranks} ranks of {reply.engine_id}; "
+            "one per rank, in their order, is expected"
         )
     return tuple(agent.data for agent in reply.agents)
 

@@ -23,12 +23,13 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 MOST_RANKS = 4096
+MOST_ID_LETTERS = 500
 MOST_TOKENS = 2**26
 MOST_BEATS = 1024
 MOST_LEASE_SECONDS = 7 * 86_400.0
 
 EngineId = Annotated[str, Meta(min_length=1, max_length=200)]
-RequestId = Annotated[str, Meta(min_length=1, max_length=500)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=MOST_ID_LETTERS)]
 Text = Annotated[str, Meta(max_length=2000)]
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]

@@ -66,8 +66,8 @@ class OfferReference:
             return None
         blocks = [sum(map(len, tables.values())) for tables in (self.tables, claimed.tables)]
         return (
-            f"request {self.request_id}: the reference says {self.num_tokens} tokens in {blocks[0]} blocks, the prefill "
-            f"engine {claimed.num_tokens} tokens in {blocks[1]} blocks, or other ones; pass the reference on unchanged"
+            f"request {self.request_id}: the reference says {self.num_tokens} tokens in {blocks[0]} blocks, the "
+            f"prefill engine {claimed.num_tokens} tokens in {blocks[1]} blocks, or other ones; pass it on unchanged"
         )
 
     def params(self) -> dict[str, Any]:

@@ -38,8 +38,8 @@ from kvweave.protocol.messages import (
     HeartbeatReply,
     Incompatible,
     OfferKey,
-    Refused,
     RefusalReason,
+    Refused,
     Renew,
 )
 from kvweave.protocol.offer import OfferBook

@@ -1,1 +1,20 @@
 """Joins protocol and transport; the only home of threads, clocks and sockets."""
+
+from kvweave.protocol.reference import OfferReference
+from kvweave.protocol.timing import Timing
+from kvweave.runtime.decode import DecodeEngine, Peer
+from kvweave.runtime.handle import Delivered, Fetch
+from kvweave.runtime.metrics import Metrics
+from kvweave.runtime.prefill import PrefillEngine, Released
+
+__all__ = [
+    "DecodeEngine",
+    "Delivered",
+    "Fetch",
+    "Metrics",
+    "OfferReference",
+    "Peer",
+    "PrefillEngine",
+    "Released",
+    "Timing",
+]

@@ -1,0 +1,125 @@
+"""The one polling thread of an engine: the only caller of its transports, sockets and books.
+
+Other threads hand over commands and wake it. How long it waits between two rounds follows from what is open::
+
+    READING   own reads are open          no wait, other threads get a turn: bytes move only inside a round
+    SERVING   a peer may be reading, or an answer is awaited      a fifth of a millisecond
+    IDLE      nothing is open             until a message or a command comes, at most 10 ms
+
+Whatever unforeseen happens in a round ends the engine: everything that waits for it fails, with the cause.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import IntEnum
+from typing import Any, Protocol
+
+import zmq
+
+SERVING_SECONDS = 0.0002
+IDLE_MILLISECONDS = 10
+CLOSE_SECONDS = 5.0
+
+logger = logging.getLogger("kvweave")
+
+
+class Activity(IntEnum):
+    """How much is open after a round."""
+
+    IDLE = 0
+    SERVING = 1
+    READING = 2
+
+
+class Pollable(Protocol):
+    """What the thread drives. All methods are called from it alone."""
+
+    def poll(self) -> Activity:
+        """One round; must not block."""
+        ...
+
+    def sockets(self) -> Sequence[Any]:
+        """What to wait on while idle."""
+        ...
+
+    def begin_closing(self) -> None:
+        """Ends what is open; rounds go on until ``poll`` is idle or the time is over."""
+        ...
+
+    def close(self, cause: BaseException | None) -> None:
+        """The last call; ``cause`` is what broke the thread, if anything did."""
+        ...
+
+
+class PollingThread:
+    """Drives one pollable until it is closed."""
+
+    def __init__(self, name: str, pollable: Pollable) -> None:
+        self._pollable = pollable
+        self._waker, self._wakened = socket.socketpair()
+        self._waker.settimeout(0)
+        self._wakened.settimeout(0)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"kvweave {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether commands are still carried out."""
+        return self._thread.is_alive() and not self._closing.is_set()
+
+    def wake(self) -> None:
+        """Ends the thread's wait; callable from any thread."""
+        with suppress(OSError):
+            self._waker.send(b"w")
+
+    def close(self) -> None:
+        """Ends the thread, in bounded time; closing again is harmless."""
+        self._closing.set()
+        self.wake()
+        if threading.current_thread() is self._thread:
+            return
+        self._thread.join(2 * CLOSE_SECONDS)
+        if self._thread.is_alive():
+            logger.error(
+                "%s did not end within %g s; its memory must not be used again", self._thread.name, 2 * CLOSE_SECONDS
+            )
+
+    def _run(self) -> None:
+        cause: BaseException | None = None
+        try:
+            while not self._closing.is_set():
+                self._wait(self._pollable.poll())
+            self._finish()
+        except Exception as error:
+            logger.exception("%s ends", self._thread.name)
+            cause = error
+        finally:
+            self._closing.set()
+            self._pollable.close(cause)
+            self._waker.close()
+            self._wakened.close()
+
+    def _finish(self) -> None:
+        """Rounds after the last command, so that reads end and their peers hear of it."""
+        self._pollable.begin_closing()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self._pollable.poll() is Activity.READING and time.monotonic() < deadline:
+            time.sleep(SERVING_SECONDS)
+
+    def _wait(self, activity: Activity) -> None:
+        if activity is not Activity.IDLE:
+            time.sleep(0 if activity is Activity.READING else SERVING_SECONDS)
+            return
+        poller = zmq.Poller()
+        for waited in (*self._pollable.sockets(), self._wakened):
+            poller.register(waited, zmq.POLLIN)
+        poller.poll(IDLE_MILLISECONDS)
+        with suppress(BlockingIOError):
+            self._wakened.recv(4096)

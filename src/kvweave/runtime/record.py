@@ -1,0 +1,48 @@
+"""What the decode coordinator remembers of one fetch: when its stages began, and what its ranks read."""
+
+from __future__ import annotations
+
+from kvweave.core.layout import EngineLayout
+from kvweave.core.parallel import RankCoordinates
+from kvweave.errors import TransportError
+from kvweave.runtime.events import ReadsEnded, ReadStatistics
+from kvweave.runtime.handle import Delivered, Fetch
+
+
+class FetchRecord:
+    """One fetch, from its beginning to its report."""
+
+    def __init__(self, fetch: Fetch, layout: EngineLayout, now: float) -> None:
+        self.fetch = fetch
+        self.began_at = self.claimed_at = self.posted_at = now
+        self.cause: TransportError | None = None
+        self._layout = layout
+        self._completed_at = now
+        self._read: dict[RankCoordinates, ReadStatistics] = {}
+
+    def add(self, ended: ReadsEnded) -> None:
+        """Notes what one rank has read."""
+        self._read[self._layout.ranks[ended.rank].coordinates] = ended.statistics
+        self._completed_at = max(self._completed_at, ended.completed_at)
+
+    def delivered(self, now: float) -> Delivered:
+        """The report of a delivery."""
+        read = self._read.values()
+        seconds = {
+            "peer": self.claimed_at - self.began_at,
+            "claim": self.posted_at - self.claimed_at,
+            "post": max((statistics.post_seconds for statistics in read), default=0.0),
+            "read": self._completed_at - self.posted_at,
+            "grant": now - self._completed_at,
+        }
+        incomplete: dict[str, set[int]] = {}
+        for statistics in read:
+            for group, blocks in statistics.incomplete.items():
+                incomplete.setdefault(group, set()).update(blocks)
+        return Delivered(
+            sum(sum(statistics.bytes_from.values()) for statistics in read),
+            sum(statistics.num_rows for statistics in read),
+            seconds,
+            {rank: dict(statistics.bytes_from) for rank, statistics in self._read.items()},
+            {group: tuple(sorted(blocks)) for group, blocks in incomplete.items()},
+        )
