@@ -189,6 +189,18 @@ def test_a_new_source_takes_the_place_of_a_killed_one_of_that_name(world: World)
     assert found.read(found.connect(), found.rows([0], [0], [1])).state is ReadState.DONE
 
 
+def test_sources_that_end_leave_no_open_files(world: World) -> None:
+    open_files = []
+    for name in ("first", "second", "third"):
+        [(source, pair)] = world.start(name)
+        peer = pair.connect()
+        source.kill()
+        source.end()
+        assert_failed(pair.read(peer, pair.rows([0], [0], [1])), TransportErrorKind.PEER_LOST)
+        open_files.append(len(list(Path("/proc/self/fd").iterdir())))
+    assert open_files[0] == open_files[1] == open_files[2]
+
+
 def test_a_stopped_source_is_not_lost(world: World) -> None:
     [(stopped, pair)] = world.start("stopped")
     peer = pair.connect()

@@ -50,10 +50,11 @@ class SourceProcess:
         self._process.join()
 
     def end(self) -> None:
-        """Lets it end by itself if it still runs, and gives up what belongs to it."""
-        self._connection.close()
-        self._process.join()
-        self._process.close()
+        """Lets it end by itself if it still runs, and gives up what belongs to it. May be repeated."""
+        if not self._connection.closed:
+            self._connection.close()
+            self._process.join()
+            self._process.close()
 
     def _pid(self) -> int:
         assert self._process.pid is not None

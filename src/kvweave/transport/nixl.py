@@ -15,6 +15,8 @@ What NIXL and UCX do, and what follows from it here (NIXL 1.5):
 - A posted piece is never released before it has ended: UCX cannot call a read back, and its bytes could still arrive
   (``nixlUcxBackendReqH::release`` says so itself). Cancelling and disconnecting let posted pieces end first.
 - When one read finds its peer dead, NIXL forgets the peer; other reads of it then end with "not found".
+- Disconnecting from a peer that lives leaves a socket open on both sides, until one of the two agents ends (UCX keeps
+  watching the peer over it). So keep a peer while it lives; those of an ended peer are closed.
 - On shared memory nobody but the reader checks a range, and deregistering takes nothing away from it.
 - NIXL and UCX do not survive every malformed agent data: it may only be taken from authenticated peers.
 
