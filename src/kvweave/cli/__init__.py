@@ -10,13 +10,14 @@ from typing import Annotated
 import typer
 
 from kvweave.cli.check_command import CHECK
+from kvweave.cli.demo_command import DEMO
 from kvweave.cli.failure import KVWeaveGroup
 from kvweave.cli.models_command import MODELS
 from kvweave.cli.plan_command import PLAN
 from kvweave.cli.verify_command import VERIFY
 from kvweave.version import __version__
 
-COMMANDS = (PLAN, VERIFY, CHECK, MODELS)
+COMMANDS = (DEMO, PLAN, VERIFY, CHECK, MODELS)
 
 
 def main() -> None:

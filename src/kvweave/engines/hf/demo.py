@@ -5,7 +5,7 @@ Nothing here is special to the demonstration: the engines are the embedded ones,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +18,7 @@ from kvweave.core.plan import plan_transfer
 from kvweave.engines.hf.engine import EngineShape
 from kvweave.engines.hf.model_source import SMOLLM2, model_folder
 from kvweave.engines.hf.process import EngineProcess
+from kvweave.runtime import Delivered
 
 QUESTION = "What is the capital of France, and what is it known for?"
 LONG_TEXT = (
@@ -54,7 +55,7 @@ class Demonstration:
     nbytes: int
     rows: int
     prefill_seconds: float
-    transfer_seconds: float
+    transfer_seconds: Mapping[str, float]
     decode_seconds: float
     blocks_left: int
 
@@ -73,7 +74,7 @@ class Demonstration:
 class Stage:
     """Two engine processes that stay up while models and shapes change."""
 
-    def __init__(self, tell: Tell = lambda line: None) -> None:
+    def __init__(self, tell: Tell = lambda _: None) -> None:
         self._tell = tell
         self._prefill = EngineProcess("prefill")
         self._decode = EngineProcess("decode")
@@ -107,7 +108,6 @@ class Stage:
         self._tell("answering in one engine for comparison")
         expected = self._decode.reference(tokens, max_new_tokens)
         delivered = answer.delivered
-        transfer = delivered.seconds if delivered else 0.0
         return Demonstration(
             model=model,
             prompt_tokens=len(tokens),
@@ -121,10 +121,10 @@ class Stage:
                 )
             ),
             nbytes=delivered.nbytes if delivered else 0,
-            rows=delivered.rows if delivered else 0,
+            rows=delivered.num_rows if delivered else 0,
             prefill_seconds=prefilled - started,
-            transfer_seconds=transfer,
-            decode_seconds=decoded - prefilled - transfer,
+            transfer_seconds=_stages(delivered),
+            decode_seconds=decoded - prefilled - sum(_stages(delivered).values()),
             blocks_left=self._prefill.blocks_in_use() + self._decode.blocks_in_use(),
         )
 
@@ -148,6 +148,13 @@ class Stage:
         self._prefill.load(folder)
         self._decode.load(folder)
         self._loaded = model
+
+
+def _stages(delivered: Delivered | None) -> dict[str, float]:
+    """How long each stage of the transfer took; they follow one another."""
+    if delivered is None:
+        return {}
+    return {stage: delivered.seconds[stage] for stage in ("peer", "claim", "read", "grant")}
 
 
 def _sized(shape: EngineShape, num_tokens: int) -> EngineShape:

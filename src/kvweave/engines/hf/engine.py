@@ -10,23 +10,25 @@ runs unsharded; what is sharded, paged, offered and fetched is its cache::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
 from kvweave.core.cache_config import CacheConfig
 from kvweave.core.layout import EngineLayout
-from kvweave.core.parallel import ParallelConfig, RankCoordinates
+from kvweave.core.parallel import ParallelConfig
 from kvweave.engines.hf.block_pool import BlockPool
 from kvweave.engines.hf.paged_memory import PagedMemory, Tables
 from kvweave.engines.hf.runner import ModelRunner
+from kvweave.errors import KVWeaveError
 from kvweave.runtime import DecodeEngine, Delivered, PrefillEngine
 from kvweave.transport.base import Transport
 
-TransportFactory = Callable[[RankCoordinates], Transport]
-"""Makes one rank's transport."""
+TransportFactory = Callable[[str], Transport]
+"""Makes one rank's transport from a unique name."""
 
 _SAMPLED_WEIGHTS = 4096
 
@@ -64,13 +66,17 @@ class _Store:
         """Callable from any thread."""
         self._returned.put(tables)
 
-    def blocks_in_use(self) -> int:
-        self._collect()
+    def blocks_in_use(self, patience_seconds: float) -> int:
+        """Blocks that are not free, after waiting that long for each request that still has some."""
+        with suppress(Empty):
+            while self._pool.used():
+                self._pool.release(self._returned.get(timeout=patience_seconds))
         return self._pool.used()
 
     def _collect(self) -> None:
-        while not self._returned.empty():
-            self._pool.release(self._returned.get())
+        with suppress(Empty):
+            while True:
+                self._pool.release(self._returned.get_nowait())
 
 
 class HuggingFacePrefill:
@@ -81,16 +87,13 @@ class HuggingFacePrefill:
         runner: ModelRunner,
         shape: EngineShape,
         transport: TransportFactory,
-        engine_id: str = "prefill",
         lease_seconds: float = 60.0,
     ) -> None:
         self._runner = runner
         self._store = _Store(runner, shape, seed=1)
         self._engine = PrefillEngine(
             self._store.memory.layout,
-            engine_id=engine_id,
             transport=transport,
-            bind="127.0.0.1:0",
             lease_seconds=lease_seconds,
         )
 
@@ -108,11 +111,11 @@ class HuggingFacePrefill:
         offered = self._engine.offer(
             request_id, num_tokens, blocks=tables, on_release=lambda *_: self._store.give_back(tables)
         )
-        return offered.params()
+        return None if offered is None else offered.params()
 
-    def blocks_in_use(self) -> int:
-        """Blocks that are not free: 0 once every offer was released."""
-        return self._store.blocks_in_use()
+    def blocks_in_use(self, patience_seconds: float = 10.0) -> int:
+        """Blocks that are not free; waits for offers that are about to be released."""
+        return self._store.blocks_in_use(patience_seconds)
 
     def close(self) -> None:
         """Ends the engine; offers end with it."""
@@ -130,12 +133,10 @@ class HuggingFacePrefill:
 class HuggingFaceDecode:
     """Fetches offered caches and decodes."""
 
-    def __init__(
-        self, runner: ModelRunner, shape: EngineShape, transport: TransportFactory, engine_id: str = "decode"
-    ) -> None:
+    def __init__(self, runner: ModelRunner, shape: EngineShape, transport: TransportFactory) -> None:
         self._runner = runner
         self._store = _Store(runner, shape, seed=2)
-        self._engine = DecodeEngine(self._store.memory.layout, engine_id=engine_id, transport=transport)
+        self._engine = DecodeEngine(self._store.memory.layout, transport=transport)
 
     def decode(
         self,
@@ -151,9 +152,8 @@ class HuggingFaceDecode:
             return Answer(tuple(made), None)
         num_tokens = len(tokens) - 1
         tables = self._store.allocate(num_tokens)
-        fetch = self._engine.fetch(params, blocks=tables)
         try:
-            delivered = fetch.result(timeout_seconds)
+            delivered = self._fetch(params, tables, timeout_seconds)
             captured = self._store.memory.read(num_tokens, tables)
         finally:
             self._store.give_back(tables)
@@ -161,9 +161,19 @@ class HuggingFaceDecode:
         made = self._runner.generate(tokens, max_new_tokens, session, stop_tokens)
         return Answer(tuple(made), delivered)
 
-    def blocks_in_use(self) -> int:
+    def _fetch(self, params: Mapping[str, Any], tables: Tables, timeout_seconds: float) -> Delivered:
+        """Returns or raises only when nothing writes into the blocks any more."""
+        fetch = self._engine.fetch(dict(params), blocks=tables)
+        try:
+            return fetch.result(timeout_seconds)
+        except KVWeaveError:
+            fetch.abort()
+            fetch.wait_reusable(timeout_seconds)
+            raise
+
+    def blocks_in_use(self, patience_seconds: float = 0.001) -> int:
         """Blocks that are not free: 0 between requests."""
-        return self._store.blocks_in_use()
+        return self._store.blocks_in_use(patience_seconds)
 
     def close(self) -> None:
         """Ends the engine."""

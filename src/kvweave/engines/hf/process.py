@@ -132,14 +132,14 @@ class _Host:
         from kvweave.transport.nixl import NixlTransport
 
         self.close()
-        self._engine = HuggingFacePrefill(self._runner, shape, lambda rank: NixlTransport(f"prefill.{rank}"))
+        self._engine = HuggingFacePrefill(self._runner, shape, NixlTransport)
 
     def start_decode(self, shape: Any) -> None:
         from kvweave.engines.hf.engine import HuggingFaceDecode
         from kvweave.transport.nixl import NixlTransport
 
         self.close()
-        self._engine = HuggingFaceDecode(self._runner, shape, lambda rank: NixlTransport(f"decode.{rank}"))
+        self._engine = HuggingFaceDecode(self._runner, shape, NixlTransport)
 
     def prefill(self, request_id: str, tokens: list[int]) -> Mapping[str, Any] | None:
         return self._opened().prefill(request_id, tokens)  # type: ignore[no-any-return]

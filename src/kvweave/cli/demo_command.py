@@ -1,0 +1,236 @@
+"""``kvweave demo``: the main job on this machine. A real model prefills in one process and decodes in another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from kvweave.cli.command import Command
+from kvweave.cli.engine_text import parse_engine
+from kvweave.cli.failure import ANSWER_IS_NO
+from kvweave.cli.options import ENGINE_HELP, KEYS_HELP, AsDocument
+from kvweave.cli.output import answers, format_bytes, format_seconds, notices, write_document
+from kvweave.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from kvweave.engines.hf.demo import Contact, Demonstration, Stage
+    from kvweave.engines.hf.engine import EngineShape
+    from kvweave.engines.hf.sweep import SweepResult
+
+DEMO_SCHEMA = "kvweave.demo/1"
+SWEEP_SCHEMA = "kvweave.sweep/1"
+
+
+def demo(
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="MODEL", help="smollm2, tiny:FAMILY, or a folder of a model.")
+    ] = "smollm2",
+    prefill: Annotated[
+        str, typer.Option("--prefill", "-p", metavar="ENGINE", help=f"The prefill engine: {ENGINE_HELP}.")
+    ] = "tp=3,block=16,layout=HND",
+    decode: Annotated[
+        str, typer.Option("--decode", "-d", metavar="ENGINE", help=f"The decode engine: {ENGINE_HELP}.")
+    ] = "tp=1,block=64,layout=NHD",
+    prompt: Annotated[str | None, typer.Option(help="The question; a default one without it.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, max=4096, help="How many tokens to answer at most.")] = 48,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Every tiny family in several pairs of shapes.")] = False,
+    family: Annotated[list[str] | None, typer.Option(help="With --sweep: only this family; may be repeated.")] = None,
+    as_document: AsDocument = False,
+) -> None:
+    """Prefill a prompt in one process, decode it in another of different shape, over NIXL.
+
+    The answer's tokens are compared with those of the same model in one engine: exit code 1 if they differ.
+    """
+    _require_parts()
+    if sweep:
+        _sweep(family or [], as_document=as_document)
+        return
+    with _stage(model) as stage:
+        shown = stage.run(model, _shape("--prefill", prefill), _shape("--decode", decode), prompt, tokens)
+    if as_document:
+        write_document(_document(shown))
+    else:
+        _show(shown, prefill, decode)
+    raise typer.Exit(0 if shown.ok else ANSWER_IS_NO)
+
+
+def _require_parts() -> None:
+    """Names what is to be installed where the base install is all there is."""
+    missing = [module for module in ("torch", "transformers", "nixl", "zmq") if find_spec(module) is None]
+    if missing:
+        raise ConfigurationError(
+            f"demo: not installed: {', '.join(missing)}; pip install 'kvweave[nixl,hf]', or use make demo"
+        )
+
+
+def _shape(option: str, text: str) -> EngineShape:
+    from kvweave.engines.hf.engine import EngineShape
+
+    try:
+        engine = parse_engine(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{option}: {error}") from None
+    return EngineShape(engine.parallel, engine.cache)
+
+
+@contextmanager
+def _stage(first: str) -> Iterator[Stage]:
+    from kvweave.engines.hf.demo import Stage
+
+    with notices().status(f"starting two processes for {first}") as status, Stage(status.update) as stage:
+        yield stage
+
+
+def _show(shown: Demonstration, prefill: str, decode: str) -> None:
+    console = answers()
+    console.print(Panel(escape(shown.answer.strip() or "(no text)"), title=f"{shown.model} answers", expand=False))
+    console.print(f"prefill {prefill}   ->   decode {decode}", markup=False)
+    console.print(_mapping(shown.contacts))
+    console.print(
+        f"moved {format_bytes(shown.nbytes)} of {shown.prompt_tokens - 1} prompt tokens "
+        f"in {shown.rows:,} pieces over NIXL"
+    )
+    console.print(
+        f"prefill {format_seconds(shown.prefill_seconds)}, {_transfer(shown)}, "
+        f"decode {format_seconds(shown.decode_seconds)}"
+    )
+    if shown.difference is not None:
+        console.print(_difference(shown), style="bold red")
+    elif shown.blocks_left:
+        console.print(f"WRONG: {shown.blocks_left} blocks were not freed", style="bold red")
+    else:
+        console.print(f"all {len(shown.tokens)} tokens equal those of one engine", style="bold green")
+
+
+def _mapping(contacts: Iterable[Contact]) -> Table:
+    table = Table(
+        "decode rank", "cache group", "reads from prefill ranks", box=None, header_style="bold", pad_edge=False
+    )
+    for contact in contacts:
+        table.add_row(contact.target, contact.group, ", ".join(contact.sources))
+    return table
+
+
+def _transfer(shown: Demonstration) -> str:
+    names = {"peer": "handshake", "claim": "claim", "read": "read", "grant": "grant"}
+    stages = shown.transfer_seconds.items()
+    return ", ".join(f"{names[stage]} {format_seconds(seconds)}" for stage, seconds in stages) or "nothing to move"
+
+
+def _difference(shown: Demonstration) -> str:
+    at = shown.difference or 0
+    return (
+        f"WRONG: token {at} is {shown.tokens[at : at + 1]}, one engine gives {shown.expected[at : at + 1]} "
+        f"({len(shown.tokens)} and {len(shown.expected)} tokens in all)"
+    )
+
+
+def _document(shown: Demonstration) -> dict[str, Any]:
+    return {
+        "schema": DEMO_SCHEMA,
+        "ok": shown.ok,
+        "model": shown.model,
+        "prompt_tokens": shown.prompt_tokens,
+        "answer": shown.answer,
+        "tokens": list(shown.tokens),
+        "expected_tokens": list(shown.expected),
+        "first_difference": shown.difference,
+        "mapping": [{"target": c.target, "group": c.group, "sources": list(c.sources)} for c in shown.contacts],
+        "bytes": shown.nbytes,
+        "descriptors": shown.rows,
+        "seconds": {
+            "prefill": shown.prefill_seconds,
+            "transfer": dict(shown.transfer_seconds),
+            "decode": shown.decode_seconds,
+        },
+        "blocks_not_freed": shown.blocks_left,
+    }
+
+
+def _sweep(families: list[str], *, as_document: bool) -> None:
+    from kvweave.engines.hf.families import FAMILIES
+    from kvweave.engines.hf.sweep import PAIRS, sweep
+
+    unknown = [family for family in families if family not in FAMILIES]
+    if unknown:
+        raise ConfigurationError(f"--family: {unknown[0]!r} is not known; use one of {', '.join(FAMILIES)}")
+    chosen = families or list(FAMILIES)
+    results: list[SweepResult] = []
+    progress = notices()
+    with _stage("the sweep") as stage:
+        for result in sweep(stage, chosen):
+            results.append(result)
+            progress.print(
+                f"{len(results)} of {len(chosen) * len(PAIRS)}: {_verdict(result)}  {result.family}, {result.pair}"
+            )
+    ok = all(result.ok for result in results)
+    if as_document:
+        write_document({"schema": SWEEP_SCHEMA, "ok": ok, "results": [_sweep_document(result) for result in results]})
+    else:
+        _show_sweep(results)
+    raise typer.Exit(0 if ok else ANSWER_IS_NO)
+
+
+def _verdict(result: SweepResult) -> str:
+    if result.impossible:
+        return "no such engine"
+    if result.demonstration is None:
+        return "FAILED"
+    return "equal" if result.demonstration.ok else "WRONG"
+
+
+def _why(result: SweepResult) -> str:
+    shown = result.demonstration
+    if shown is not None and shown.difference is not None:
+        return _difference(shown)
+    return result.impossible or result.failed
+
+
+def _show_sweep(results: list[SweepResult]) -> None:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("family", "shapes", "tokens"):
+        table.add_column(title, no_wrap=True)
+    for title in ("moved", "pieces", "transfer"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for result in results:
+        shown = result.demonstration
+        numbers = (
+            (format_bytes(shown.nbytes), f"{shown.rows:,}", format_seconds(shown.transfer_seconds.get("read", 0.0)))
+            if shown
+            else ("",) * 3
+        )
+        table.add_row(result.family, result.pair, _verdict(result), *numbers, _why(result))
+    answers().print(table)
+    counts = [_verdict(result) for result in results]
+    answers().print(", ".join(f"{counts.count(name)} {name}" for name in dict.fromkeys(counts)))
+
+
+def _sweep_document(result: SweepResult) -> dict[str, Any]:
+    shown = result.demonstration
+    return {
+        "family": result.family,
+        "shapes": result.pair,
+        "result": _verdict(result),
+        "why": _why(result),
+        "demo": _document(shown) if shown else None,
+    }
+
+
+DEMO = Command(
+    "demo",
+    demo,
+    (
+        "kvweave demo --prompt 'Why is the sky blue?'",
+        "kvweave demo --model tiny:granite-4 --prefill tp=4 --decode tp=2,block=64",
+        "kvweave demo --sweep",
+    ),
+    KEYS_HELP,
+)
