@@ -1,33 +1,38 @@
-"""Tiny models of every family, built and loaded once a run."""
+"""Tiny models of every family, built and loaded once a run; without the extra ``hf`` what needs them is skipped."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers", reason="the embedded engine needs the extra hf")
-
-from kvweave.engines.hf.runner import ModelRunner
-from kvweave.engines.hf.tiny import tiny_model
+LoadRunner = Callable[[str], Any]
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a family's tiny model."""
+    pytest.importorskip("transformers", reason="the embedded engine needs the extra hf")
+    from kvweave.engines.hf.tiny import tiny_model
+
     base = tmp_path_factory.mktemp("tiny")
     return cache(lambda family: tiny_model(family, base / family))
 
 
 @pytest.fixture(scope="session")
-def prefill_runner(tiny_folder: Callable[[str], Path]) -> Callable[[str], ModelRunner]:
+def prefill_runner(tiny_folder: Callable[[str], Path]) -> LoadRunner:
     """A runner of a family's tiny model."""
+    from kvweave.engines.hf.runner import ModelRunner
+
     return cache(lambda family: ModelRunner.load(tiny_folder(family)))
 
 
 @pytest.fixture(scope="session")
-def decode_runner(tiny_folder: Callable[[str], Path]) -> Callable[[str], ModelRunner]:
+def decode_runner(tiny_folder: Callable[[str], Path]) -> LoadRunner:
     """A second runner of the same model, sharing nothing with the first."""
+    from kvweave.engines.hf.runner import ModelRunner
+
     return cache(lambda family: ModelRunner.load(tiny_folder(family)))

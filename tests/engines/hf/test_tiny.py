@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AutoTokenizer
 
 from kvweave.engines.hf.families import FAMILIES
-from kvweave.engines.hf.tiny import VOCABULARY, tiny_model
 from kvweave.errors import ConfigurationError
+
+transformers = pytest.importorskip("transformers", reason="the embedded engine needs the extra hf")
+tiny = pytest.importorskip("kvweave.engines.hf.tiny")
 
 PROMPT = list(range(40, 80))
 
@@ -20,18 +21,18 @@ def test_greedy_tokens_vary(family, prefill_runner):
 
 @pytest.mark.parametrize("family", ["llama", "deepseek-v4", "nemotron-h"])
 def test_a_family_is_the_same_model_every_time(family, tiny_folder, tmp_path):
-    again = tiny_model(family, tmp_path)
+    again = tiny.tiny_model(family, tmp_path)
     first = (tiny_folder(family) / "model.safetensors").read_bytes()
     assert (again / "model.safetensors").read_bytes() == first
 
 
 def test_text_goes_through_the_tokenizer_and_back(tiny_folder):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_folder("llama"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder("llama"))
     tokens = tokenizer.encode("Käse, 木 and\n\tbytes")
-    assert max(tokens) < VOCABULARY
+    assert max(tokens) < tiny.VOCABULARY
     assert tokenizer.decode(tokens) == "Käse, 木 and\n\tbytes"
 
 
 def test_an_unknown_family_is_named_with_those_that_exist(tmp_path):
     with pytest.raises(ConfigurationError, match=r"'llama-9' is not known; use one of llama, llama-mqa"):
-        tiny_model("llama-9", tmp_path)
+        tiny.tiny_model("llama-9", tmp_path)

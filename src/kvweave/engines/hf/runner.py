@@ -28,6 +28,8 @@ from kvweave.engines.hf import bridge
 from kvweave.engines.hf.captured import CapturedCache
 from kvweave.errors import LocalProtocolError
 
+_CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
+
 
 @dataclass(slots=True)
 class Session:
@@ -51,6 +53,8 @@ class Session:
 class ModelRunner:
     """A loaded transformers model, and the description of what it caches.
 
+    ``cache_argument`` is what the model's forward calls its cache (transformers 5.19 says ``past_key_values``,
+    5.24 ``cache``).
     ``takes_positions`` says whether the model wants token positions: they are then stated, since not every family
     (Bamba) asks its cache for them. ``continues_in_chunks`` says whether several tokens at once may follow others:
     not with Mamba1, whose scan in transformers starts from zero whenever it is given more than one token.
@@ -58,6 +62,7 @@ class ModelRunner:
 
     network: Any
     model: ModelCache
+    cache_argument: str
     takes_positions: bool
     continues_in_chunks: bool
 
@@ -74,8 +79,9 @@ class ModelRunner:
         known = models.load(folder, dtype="float32") if model is None else model
         network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         kinds = [layer.spec.mamba_type for layer in known.layers() if isinstance(layer.spec, MambaSpec)]
-        takes_positions = "position_ids" in inspect.signature(network.forward).parameters
-        return ModelRunner(network, known, takes_positions, "mamba1" not in kinds)
+        parameters = inspect.signature(network.forward).parameters
+        cache_argument = next(name for name in _CACHE_ARGUMENTS if name in parameters)
+        return ModelRunner(network, known, cache_argument, "position_ids" in parameters, "mamba1" not in kinds)
 
     def start(self) -> Session:
         """An empty session."""
@@ -148,14 +154,10 @@ class ModelRunner:
 
     def _forward(self, session: Session, tokens: Sequence[int]) -> None:
         start, stop = session.num_tokens, session.num_tokens + len(tokens)
-        positions = {"position_ids": torch.arange(start, stop).unsqueeze(0)} if self.takes_positions else {}
+        arguments = {self.cache_argument: session.cache}
+        if self.takes_positions:
+            arguments["position_ids"] = torch.arange(start, stop).unsqueeze(0)
         with torch.no_grad():
-            output = self.network(
-                input_ids=torch.tensor([list(tokens)]),
-                cache=session.cache,
-                use_cache=True,
-                logits_to_keep=1,
-                **positions,
-            )
+            output = self.network(torch.tensor([list(tokens)]), use_cache=True, logits_to_keep=1, **arguments)
         session.num_tokens = stop
         session.logits = output.logits[0, -1]
