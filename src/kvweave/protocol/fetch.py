@@ -20,8 +20,7 @@ Rules beside it:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
 from kvweave.core.replicas import salt_number
 from kvweave.errors import LocalProtocolError, Mismatch
@@ -38,6 +37,7 @@ from kvweave.protocol.effects import (
     Send,
     WantPeer,
 )
+from kvweave.protocol.fetch_entry import FetchEntry, Order
 from kvweave.protocol.messages import (
     MOST_BEATS,
     Acknowledge,
@@ -54,39 +54,11 @@ from kvweave.protocol.messages import (
 )
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.renewal import Renewals
-from kvweave.protocol.states import FETCH, FetchEvent, FetchState
+from kvweave.protocol.states import FetchEvent, FetchState
 from kvweave.protocol.timers import Timers
 from kvweave.protocol.timing import Timing
 
 Effects = tuple[DecodeEffect, ...]
-Tables = Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What a fetch wants: an offer at an address, and where its tokens from ``start_token`` on go (ids per group)."""
-
-    address: str
-    reference: OfferReference
-    tables: Tables
-    start_token: int = 0
-
-
-@dataclass(slots=True)
-class _Fetch:
-    number: int
-    address: str
-    reference: OfferReference
-    state: FetchState = FETCH.initial
-    order: Order | None = None
-    moved: bool = False
-    reachable: bool = True
-    reading: set[int] = field(default_factory=set)
-    completed_at: float = 0.0
-    renewals: Renewals | None = None
-
-    def step(self, event: FetchEvent) -> None:
-        self.state = FETCH.step(self.state, event)
 
 
 class FetchBook:
@@ -97,19 +69,26 @@ class FetchBook:
         self._timing = timing
         self._first_salt = salt_number(engine_id) % 2**32
         self._salts: dict[str, int] = {}
-        self._fetches: dict[int, _Fetch] = {}
+        self._fetches: dict[int, FetchEntry] = {}
         self._by_offer: dict[tuple[str, OfferKey], int] = {}
         self._leases: dict[str, float] = {}
         self._timers: Timers[int] = Timers()
         self._beats: Timers[str] = Timers()
+        self._begun: set[int] = set()
+        self._reading: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._fetches)
 
     @property
+    def begun(self) -> int:
+        """How many fetches are under way, those that are merely held left out."""
+        return len(self._begun)
+
+    @property
     def reading(self) -> int:
         """How many fetches have reads that may not be terminal."""
-        return sum(bool(fetch.reading) for fetch in self._fetches.values())
+        return len(self._reading)
 
     def state(self, number: int) -> FetchState | None:
         """Where a fetch stands; None when there is no record of it (never begun, or over)."""
@@ -135,6 +114,7 @@ class FetchBook:
         fetch = self._fetches[number]
         fetch.step(FetchEvent.START)
         fetch.order = order
+        self._begun.add(number)
         if fetch.address in self._leases:
             return self._claim(now, fetch)
         return (WantPeer(fetch.address),)
@@ -204,6 +184,7 @@ class FetchBook:
         acknowledged = self._acknowledge(fetch, [rank]) if fetch.state is FetchState.DRAINING else ()
         if fetch.reading:
             return acknowledged
+        self._reading.discard(number)
         fetch.step(FetchEvent.READS_END)
         if fetch.state is FetchState.FAILED:
             return acknowledged + self._end(fetch) + (Reusable(number),)
@@ -235,15 +216,15 @@ class FetchBook:
         if other != number:
             text = f"request {reference.request_id}: fetch {other} of this engine has it; wait for that one"
             return (Failed(number, FailureReason.DUPLICATE, text), Reusable(number))
-        self._fetches[number] = _Fetch(number, address, reference)
+        self._fetches[number] = FetchEntry(number, address, reference)
         return ()
 
-    def _claim(self, now: float, fetch: _Fetch) -> Effects:
+    def _claim(self, now: float, fetch: FetchEntry) -> Effects:
         fetch.step(FetchEvent.PEER_READY)
         self._timers.set(fetch.number, now + self._timing.answer_seconds)
         return (self._claim_message(fetch),)
 
-    def _claim_message(self, fetch: _Fetch) -> Send:
+    def _claim_message(self, fetch: FetchEntry) -> Send:
         return Send(fetch.address, Claim(fetch.number, fetch.reference.engine_id, fetch.reference.offer))
 
     def _claimed(self, now: float, address: str, message: Claimed) -> Effects:
@@ -258,6 +239,7 @@ class FetchBook:
             return acknowledged + self._give_up(fetch, FailureReason.WRONG_REFERENCE, difference)
         fetch.step(FetchEvent.CLAIMED)
         fetch.reading = set(range(self._num_ranks))
+        self._reading.add(fetch.number)
         fetch.renewals = Renewals(now, message.lease_seconds * self._timing.renew_fraction)
         self._set_timer(fetch, fetch.renewals)
         post = PostReads(
@@ -266,7 +248,7 @@ class FetchBook:
         )  # fmt: skip
         return (post, self._renew_message(fetch, fetch.renewals.sequence))
 
-    def _renew_message(self, fetch: _Fetch, sequence: int) -> Send:
+    def _renew_message(self, fetch: FetchEntry, sequence: int) -> Send:
         return Send(fetch.address, Renew(fetch.number, sequence, fetch.reference.engine_id, fetch.reference.offer))
 
     def _renewed(self, address: str, message: Renewed) -> Effects:
@@ -287,7 +269,7 @@ class FetchBook:
         effects = self._give_up(fetch, message.reason, message.text)
         return (*effects, ForgetPeer(address, message.text)) if changed else effects
 
-    def _settle(self, fetch: _Fetch) -> Effects:
+    def _settle(self, fetch: FetchEntry) -> Effects:
         """Delivers when all reads have ended and a grant covers them; otherwise waits on."""
         if fetch.renewals is None or fetch.state not in (FetchState.READING, FetchState.AWAITING_GRANT):
             return ()
@@ -298,23 +280,29 @@ class FetchBook:
         self._set_timer(fetch, fetch.renewals)
         return ()
 
-    def _set_timer(self, fetch: _Fetch, renewals: Renewals) -> None:
-        self._timers.set(fetch.number, min(renewals.due, renewals.hopeless(self._timing.answer_seconds)))
+    def _set_timer(self, fetch: FetchEntry, renewals: Renewals) -> None:
+        self._timers.set(fetch.number, min(renewals.due, self._last_moment(renewals)))
 
-    def _wake(self, now: float, fetch: _Fetch) -> Effects:
+    def _last_moment(self, renewals: Renewals) -> float:
+        bound = renewals.began_at + self._timing.read_seconds
+        return min(bound, renewals.hopeless(self._timing.answer_seconds))
+
+    def _wake(self, now: float, fetch: FetchEntry) -> Effects:
         renewals = fetch.renewals
         if renewals is None:
             seconds = self._timing.answer_seconds
             return self._give_up(
                 fetch, FailureReason.UNANSWERED, f"{fetch.address} did not answer within {seconds:g} s"
             )
-        if now >= renewals.hopeless(self._timing.answer_seconds):
+        if now >= self._last_moment(renewals):
             return self._give_up(fetch, *_too_late(fetch, renewals))
         sequence = renewals.send(now)
         self._set_timer(fetch, renewals)
         return (self._renew_message(fetch, sequence),)
 
-    def _give_up(self, fetch: _Fetch, reason: AnyFailure, text: str, problems: tuple[Mismatch, ...] = ()) -> Effects:
+    def _give_up(
+        self, fetch: FetchEntry, reason: AnyFailure, text: str, problems: tuple[Mismatch, ...] = ()
+    ) -> Effects:
         """The one place where a fetch fails: reports it once, and frees what can be freed already."""
         was = fetch.state
         fetch.step(FetchEvent.GIVE_UP)
@@ -328,7 +316,7 @@ class FetchBook:
         claimed = range(self._num_ranks) if was is FetchState.AWAITING_GRANT else ()
         return (failed, *self._acknowledge(fetch, claimed), *self._end(fetch), Reusable(fetch.number))
 
-    def _lose(self, fetch: _Fetch, text: str) -> Effects:
+    def _lose(self, fetch: FetchEntry, text: str) -> Effects:
         if fetch.state is FetchState.CLAIMING and not fetch.moved:
             fetch.step(FetchEvent.PEER_CHANGED)
             fetch.moved = True
@@ -338,14 +326,15 @@ class FetchBook:
         fetch.reachable = False
         return self._give_up(fetch, FailureReason.PEER_LOST, text)
 
-    def _end(self, fetch: _Fetch) -> Effects:
+    def _end(self, fetch: FetchEntry) -> Effects:
         """Drops the record, and everything with it."""
         del self._fetches[fetch.number]
+        self._begun.discard(fetch.number)
         del self._by_offer[fetch.address, fetch.reference.offer]
         self._timers.cancel(fetch.number)
         return ()
 
-    def _acknowledge(self, fetch: _Fetch, ranks: Sequence[int]) -> Effects:
+    def _acknowledge(self, fetch: FetchEntry, ranks: Sequence[int]) -> Effects:
         if not fetch.reachable:
             return ()
         return tuple(Send(fetch.address, Acknowledge(fetch.reference.offer, rank)) for rank in ranks)
@@ -374,10 +363,10 @@ class FetchBook:
                 return (*effects, ForgetPeer(address, "the peer does not know this connection"))
         return effects
 
-    def _at(self, address: str) -> list[_Fetch]:
+    def _at(self, address: str) -> list[FetchEntry]:
         return [fetch for fetch in self._fetches.values() if fetch.address == address]
 
-    def _fetch_of(self, address: str, number: int) -> _Fetch | None:
+    def _fetch_of(self, address: str, number: int) -> FetchEntry | None:
         fetch = self._fetches.get(number)
         return fetch if fetch is not None and fetch.address == address else None
 
@@ -386,7 +375,7 @@ def _joined(parts: Iterable[Effects]) -> Effects:
     return tuple(effect for part in parts for effect in part)
 
 
-def _too_late(fetch: _Fetch, renewals: Renewals) -> tuple[FailureReason, str]:
+def _too_late(fetch: FetchEntry, renewals: Renewals) -> tuple[FailureReason, str]:
     if renewals.granted_until is None:
         return FailureReason.UNANSWERED, f"{fetch.address} granted no renewal"
-    return FailureReason.LATE, "the reads were not complete before the granted lease ended"
+    return FailureReason.LATE, "the reads were not complete within read_seconds, or before the granted lease ended"

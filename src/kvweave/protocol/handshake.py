@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from kvweave.core.compatibility import check_compatibility
 from kvweave.core.layout import EngineLayout
-from kvweave.errors import Mismatch, RemoteProtocolError
+from kvweave.errors import LocalProtocolError, Mismatch, RemoteProtocolError
 from kvweave.protocol.description import decode_layout, encode_layout
 from kvweave.protocol.effects import (
     ConnectPeer,
@@ -49,6 +49,7 @@ from kvweave.protocol.timers import Timers
 from kvweave.protocol.timing import Timing
 
 MOST_GUESTS = 4096
+MOST_HANDSHAKE_BYTES = 60 << 20
 
 Effects = tuple[DecodeEffect, ...]
 
@@ -62,6 +63,12 @@ class Reception:
     def __init__(self, engine_id: str, layout: EngineLayout, agents: Sequence[bytes], lease_seconds: float) -> None:
         self._engine_id = engine_id
         self._description = encode_layout(layout)
+        nbytes = len(self._description) + sum(map(len, agents))
+        if nbytes > MOST_HANDSHAKE_BYTES:
+            raise LocalProtocolError(
+                f"engine {engine_id}: description and agent data have {nbytes} bytes, at most {MOST_HANDSHAKE_BYTES} "
+                "fit a handshake; describe layers of one geometry together, or register fewer regions"
+            )
         self._agents = tuple(RankAgent(rank, data) for rank, data in enumerate(agents))
         self._lease_seconds = lease_seconds
         self._guests: OrderedDict[Hashable, Guest] = OrderedDict()

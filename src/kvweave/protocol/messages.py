@@ -39,8 +39,8 @@ Seconds = Annotated[float, Meta(gt=0, le=MOST_LEASE_SECONDS)]
 GroupName = Annotated[str, Meta(min_length=1, max_length=200)]
 BlockTable = Annotated[tuple[Annotated[int, Meta(ge=-1, lt=2**40)], ...], Meta(max_length=MOST_TOKENS)]
 BlockTables = Annotated[dict[GroupName, BlockTable], Meta(max_length=64)]
-AgentBytes = Annotated[bytes, Meta(max_length=8 << 20)]
-DescriptionBytes = Annotated[bytes, Meta(max_length=32 << 20)]
+AgentBytes = Annotated[bytes, Meta(max_length=60 << 20)]
+DescriptionBytes = Annotated[bytes, Meta(max_length=60 << 20)]
 
 
 class EngineRole(StrEnum):

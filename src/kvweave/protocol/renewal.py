@@ -13,6 +13,7 @@ class Renewals:
     """Begins with the renewal that is sent together with the reads, at ``now``."""
 
     def __init__(self, now: float, interval: float) -> None:
+        self.began_at = now
         self.sequence = 0
         self.granted_until: float | None = None
         self._interval = interval

@@ -26,7 +26,8 @@ from kvweave.protocol.effects import (
     TurnedDown,
     WantPeer,
 )
-from kvweave.protocol.fetch import FetchBook, Order
+from kvweave.protocol.fetch import FetchBook
+from kvweave.protocol.fetch_entry import Order
 from kvweave.protocol.handshake import PeerBook, Reception
 from kvweave.protocol.messages import (
     Acknowledge,

@@ -12,17 +12,18 @@ class Timing:
     """Bounds on every wait, in seconds.
 
     ``handshake_seconds`` from the first word to warm connections; ``answer_seconds`` for one answer on the control
-    channel. ``renew_fraction`` of a lease passes between two renewals or heartbeats. ``retry_seconds`` is how long an
-    incompatible peer is not asked again.
+    channel; ``read_seconds`` for the reads of one fetch, renewals or not. ``renew_fraction`` of a lease passes between
+    two renewals or heartbeats. ``retry_seconds`` is how long an incompatible peer is not asked again.
     """
 
     handshake_seconds: float = 20.0
     answer_seconds: float = 5.0
+    read_seconds: float = 120.0
     renew_fraction: float = 1 / 3
     retry_seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("handshake_seconds", "answer_seconds", "retry_seconds"):
+        for name in ("handshake_seconds", "answer_seconds", "read_seconds", "retry_seconds"):
             value = getattr(self, name)
             if not 0 < value < float("inf"):
                 raise ConfigurationError(f"{name}: {value} is not a number of seconds above 0")

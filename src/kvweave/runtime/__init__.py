@@ -2,7 +2,8 @@
 
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.timing import Timing
-from kvweave.runtime.decode import DecodeEngine, Peer
+from kvweave.runtime.decode import DecodeEngine
+from kvweave.runtime.decode_coordinator import Peer
 from kvweave.runtime.handle import Delivered, Fetch
 from kvweave.runtime.metrics import Metrics
 from kvweave.runtime.prefill import PrefillEngine, Released

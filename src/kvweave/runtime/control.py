@@ -32,7 +32,7 @@ class ControlServer:
     """
 
     def __init__(self, bind: str, peers: PeerList, advertise: str | None = None) -> None:
-        host, port = split_address(bind)
+        host, port = split_address(bind.replace("localhost", "127.0.0.1"))
         if not is_loopback(host) and not peers.names_somebody:
             raise ConfigurationError(
                 f"bind: {bind} can be reached from other machines, but no peers are named; "
@@ -103,7 +103,10 @@ class ControlClient:
     def send(self, address: str, data: bytes) -> bool:
         """Whether the message could be handed on."""
         if address not in self._sockets:
-            self._sockets[address] = self._open(address)
+            try:
+                self._sockets[address] = self._open(address)
+            except zmq.ZMQError:
+                return False
         return _sent(self._sockets[address], [data])
 
     def drop(self, address: str) -> None:
@@ -125,7 +128,11 @@ class ControlClient:
             (zmq.IPV6, int("[" in address)),
         ):  # fmt: skip
             socket.setsockopt(option, value)
-        socket.connect(f"tcp://{address}")
+        try:
+            socket.connect(f"tcp://{address}")
+        except zmq.ZMQError:
+            socket.close(linger=0)
+            raise
         return socket
 
 

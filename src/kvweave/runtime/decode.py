@@ -1,293 +1,35 @@
-"""The decode side at run time: an engine that fetches what prefill engines offer.
+"""What an engine's author calls to fetch what prefill engines offer, from any thread.
 
-``DecodeCoordinator`` is everything that the polling thread drives; ``DecodeEngine`` is what an engine's author calls,
-from any thread. Failures reach the caller through the fetch's handle, always as one of our errors.
+Every call hands a command to the polling thread, which drives a ``DecodeCoordinator``. Failures reach the caller
+through the fetch's handle, always as one of our errors.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import secrets
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 from kvweave.core.block_table import BlockTables
 from kvweave.core.layout import EngineLayout
-from kvweave.errors import BlockTableError, IncompatiblePeer, LocalProtocolError, RemoteProtocolError
-from kvweave.protocol import effects as effects_of
-from kvweave.protocol.codec import decode, encode
-from kvweave.protocol.effects import (
-    CancelReads,
-    ConnectPeer,
-    DecodeEffect,
-    DropPeer,
-    Failed,
-    FailureReason,
-    PeerFailed,
-    PeerLost,
-    PeerReady,
-    PostReads,
-    Reusable,
-    Send,
-)
-from kvweave.protocol.fetch import Order
-from kvweave.protocol.messages import Claim
+from kvweave.errors import BlockTableError, LocalProtocolError
+from kvweave.protocol.fetch_entry import Order
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import DecodeSide
 from kvweave.protocol.timing import Timing
 from kvweave.runtime.addresses import PeerList, join_address, split_address
 from kvweave.runtime.clock import Clock, boot_time
 from kvweave.runtime.control import ControlClient
-from kvweave.runtime.events import Connected, NotConnected, ReadFailed, ReadsEnded, WorkerCommand, WorkerEvent
-from kvweave.runtime.handle import Fetch, failure_error
+from kvweave.runtime.decode_coordinator import Abort, Begin, Connect, DecodeCommand, DecodeCoordinator, Hold, Peer
+from kvweave.runtime.handle import Fetch
 from kvweave.runtime.metrics import Metrics, Observer, Recorder
 from kvweave.runtime.naming import TransportFactory, engine_name, rank_names
-from kvweave.runtime.polling import Activity, PollingThread
-from kvweave.runtime.record import FetchRecord
+from kvweave.runtime.polling import PollingThread
 from kvweave.runtime.tables import checked_tables
 from kvweave.runtime.workers import DecodeWorker
-
-logger = logging.getLogger("kvweave")
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A prefill engine that is ready: where it is, its id, and how it is laid out."""
-
-    address: str
-    engine_id: str
-    layout: EngineLayout
-
-
-@dataclass(frozen=True, slots=True)
-class _Hold:
-    fetch: Fetch
-    reference: OfferReference
-
-
-@dataclass(frozen=True, slots=True)
-class _Begin:
-    fetch: Fetch
-    order: Order
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Connect:
-    address: str
-    future: Future[Peer]
-
-
-_Command = _Hold | _Begin | _Abort | _Connect
-
-
-class DecodeCoordinator:
-    """Fetches, peers, control channel and workers of one engine, driven by one thread."""
-
-    def __init__(
-        self,
-        layout: EngineLayout,
-        side: DecodeSide,
-        client: ControlClient,
-        workers: Sequence[DecodeWorker],
-        clock: Clock,
-        recorder: Recorder,
-    ) -> None:
-        self._layout = layout
-        self._side = side
-        self._client = client
-        self._workers = workers
-        self._clock = clock
-        self._recorder = recorder
-        self._commands: deque[_Command] = deque()
-        self._records: dict[int, FetchRecord] = {}
-        self._layouts: dict[str, EngineLayout] = {}
-        self._peers: dict[str, Peer] = {}
-        self._waiting: dict[str, list[Future[Peer]]] = {}
-
-    def submit(self, command: _Command) -> None:
-        """Queues a command; for all threads."""
-        self._commands.append(command)
-
-    def sockets(self) -> Sequence[Any]:
-        """See ``Pollable``."""
-        return self._client.sockets()
-
-    def poll(self) -> Activity:
-        """See ``Pollable``."""
-        while self._commands:
-            self._carry_out(self._commands.popleft())
-        for address, data in self._client.receive():
-            self._receive(address, data)
-        for worker in self._workers:
-            for event in worker.poll():
-                self._hear(event)
-        self._perform(self._side.handle_timer(self._clock()))
-        if self._side.fetches.reading:
-            return Activity.READING
-        return Activity.SERVING if self._records or self._side.peers.opening else Activity.IDLE
-
-    def begin_closing(self) -> None:
-        """See ``Pollable``."""
-        self._perform(self._side.close(self._clock()))
-
-    def close(self, cause: BaseException | None) -> None:
-        """See ``Pollable``. Whatever is still waited for fails; its target memory is written no more."""
-        try:
-            for worker in self._workers:
-                worker.close()
-        finally:
-            self._client.close()
-            self._end_everything(f"the engine has ended: {cause}" if cause else "the engine is closed")
-
-    def _end_everything(self, text: str) -> None:
-        for command in self._commands:
-            if isinstance(command, _Hold | _Begin):
-                self._records.setdefault(command.fetch.number, FetchRecord(command.fetch, self._layout, 0.0))
-        for record in self._records.values():
-            if not record.fetch.done():
-                failed = Failed(record.fetch.number, FailureReason.CLOSED, text)
-                record.fetch.fail(failed, failure_error(failed, None))
-            record.fetch.free()
-        self._records.clear()
-        connects = [command.future for command in self._commands if isinstance(command, _Connect)]
-        for future in itertools.chain(connects, *self._waiting.values()):
-            future.set_exception(LocalProtocolError(text))
-
-    def _carry_out(self, command: _Command) -> None:
-        now = self._clock()
-        match command:
-            case _Hold(fetch, reference):
-                self._records[fetch.number] = FetchRecord(fetch, self._layout, now)
-                self._perform(self._side.hold(now, fetch.number, reference.address, reference))
-            case _Begin(fetch, order):
-                self._begin(now, fetch, order)
-            case _Abort(number):
-                self._perform(self._side.abort(now, number))
-            case _Connect(address, future):
-                self._connect(now, address, future)
-
-    def _begin(self, now: float, fetch: Fetch, order: Order) -> None:
-        if fetch.done():
-            return
-        self._recorder.add("fetches")
-        self._records[fetch.number] = FetchRecord(fetch, self._layout, now)
-        self._perform(self._side.fetch(now, fetch.number, order))
-
-    def _connect(self, now: float, address: str, future: Future[Peer]) -> None:
-        if address in self._peers:
-            future.set_result(self._peers[address])
-            return
-        self._waiting.setdefault(address, []).append(future)
-        self._perform(self._side.name_peer(now, address))
-
-    def _receive(self, address: str, data: bytes) -> None:
-        now = self._clock()
-        try:
-            effects = self._side.receive(now, address, decode(data))
-        except IncompatiblePeer as error:
-            effects = self._side.misfit(now, address, error.problems)
-        except RemoteProtocolError as error:
-            self._recorder.add("malformed_messages")
-            effects = self._side.lose(now, address, str(error))
-        self._perform(effects)
-
-    def _hear(self, event: WorkerEvent) -> None:
-        now = self._clock()
-        match event:
-            case Connected():
-                effects = self._side.connected(now, event.address, event.attempt, event.rank)
-            case NotConnected():
-                effects = self._side.not_connected(now, event.address, event.attempt, event.text, event.problems)
-            case ReadFailed():
-                if event.fetch in self._records:
-                    self._records[event.fetch].cause = event.error
-                effects = self._side.read_failed(now, event.fetch, event.reason, f"rank {event.rank}: {event.text}")
-            case ReadsEnded():
-                if event.fetch in self._records:
-                    self._records[event.fetch].add(event)
-                effects = self._side.reads_ended(now, event.fetch, event.rank, event.completed_at)
-        self._perform(effects)
-
-    def _perform(self, effects: Iterable[DecodeEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case Send():
-                    self._send(effect)
-                case PostReads() | CancelReads() | ConnectPeer() | DropPeer():
-                    self._command_workers(effect)
-                case PeerReady() | PeerLost() | PeerFailed():
-                    self._note_peer(effect)
-                case effects_of.Delivered() | Failed() | Reusable():
-                    self._report(effect)
-
-    def _send(self, effect: Send) -> None:
-        message = effect.message
-        if isinstance(message, Claim) and message.claim in self._records:
-            self._records[message.claim].claimed_at = self._clock()
-        if not self._client.send(str(effect.to), encode(message)):
-            self._recorder.add("unsent_messages")
-
-    def _command_workers(self, command: WorkerCommand) -> None:
-        if isinstance(command, PostReads) and command.fetch in self._records:
-            self._records[command.fetch].posted_at = self._clock()
-        if isinstance(command, ConnectPeer):
-            self._layouts[command.address] = command.layout
-        for worker in self._workers:
-            worker.submit(command)
-        if isinstance(command, DropPeer):
-            self._layouts.pop(command.address, None)
-            self._client.drop(command.address)
-
-    def _note_peer(self, effect: PeerReady | PeerLost | PeerFailed) -> None:
-        waiting = self._waiting.pop(effect.address, [])
-        match effect:
-            case PeerReady(address, engine_id, _):
-                self._recorder.add("handshakes")
-                logger.info("prefill engine %s at %s is ready", engine_id, address)
-                peer = self._peers[address] = Peer(address, engine_id, self._layouts[address])
-                for future in waiting:
-                    future.set_result(peer)
-                return
-            case PeerLost():
-                self._recorder.add("peers_lost")
-            case PeerFailed():
-                self._recorder.add("handshake_failures", "incompatible" if effect.problems else "unreachable")
-        logger.warning("prefill engine at %s: %s", effect.address, effect.text)
-        self._peers.pop(effect.address, None)
-        failed = Failed(
-            0, FailureReason.PEER_LOST, effect.text, effect.problems if isinstance(effect, PeerFailed) else ()
-        )
-        for future in waiting:
-            future.set_exception(failure_error(failed, None))
-
-    def _report(self, effect: effects_of.Delivered | Failed | Reusable) -> None:
-        record = self._records[effect.fetch]
-        match effect:
-            case effects_of.Delivered():
-                delivered = record.delivered(self._clock())
-                self._recorder.add("delivered")
-                self._recorder.add("bytes", amount=delivered.nbytes)
-                self._recorder.add("rows", amount=delivered.num_rows)
-                for stage, seconds in delivered.seconds.items():
-                    self._recorder.add("seconds", stage, seconds)
-                del self._records[effect.fetch]
-                record.fetch.deliver(delivered)
-            case Failed():
-                self._recorder.add("failed", effect.reason.value)
-                record.fetch.fail(effect, failure_error(effect, record.cause))
-            case Reusable():
-                del self._records[effect.fetch]
-                record.fetch.free()
 
 
 class DecodeEngine:
@@ -346,7 +88,8 @@ class DecodeEngine:
         if not self.peers.allows(host):
             raise LocalProtocolError(f"connect: {host} is not among this engine's peers; add it: peers=[{host!r}]")
         future: Future[Peer] = Future()
-        self._submit(_Connect(join_address(host, port), future))
+        future.set_running_or_notify_cancel()  # from here on it can not be cancelled, so the thread may always answer
+        self._submit(Connect(join_address(host, port), future))
         return future
 
     def fetch(self, reference: OfferReference | dict[str, Any], blocks: BlockTables, start_token: int = 0) -> Fetch:
@@ -368,7 +111,7 @@ class DecodeEngine:
         """
         checked = self._checked(reference)
         fetch = Fetch(next(self._numbers), checked.request_id, self._abort)
-        self._submit(_Hold(fetch, checked))
+        self._submit(Hold(fetch, checked))
         return fetch
 
     def begin(
@@ -382,7 +125,8 @@ class DecodeEngine:
                 f"fetch {checked.request_id}: start_token {start_token} of {checked.num_tokens} offered tokens; "
                 "start inside the offer"
             )
-        self._submit(_Begin(fetch, Order(checked.address, checked, tables, start_token)))
+        fetch.begin()
+        self._submit(Begin(fetch, Order(checked.address, checked, tables, start_token)))
 
     def metrics(self) -> Metrics:
         """What was done so far."""
@@ -393,14 +137,14 @@ class DecodeEngine:
         self._thread.close()
 
     def _abort(self, number: int) -> None:
-        self._submit(_Abort(number))
+        self._submit(Abort(number))
 
     def _checked(self, reference: OfferReference | dict[str, Any]) -> OfferReference:
         self._require_alive()
         params = reference.params() if isinstance(reference, OfferReference) else reference
         return OfferReference.from_params(params, self.peers.allows)
 
-    def _submit(self, command: _Command) -> None:
+    def _submit(self, command: DecodeCommand) -> None:
         self._coordinator.submit(command)
         self._thread.wake()
 

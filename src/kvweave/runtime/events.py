@@ -6,8 +6,9 @@ What the coordinator asks of workers are effects of the protocol (``ConnectPeer`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from kvweave.core.parallel import RankCoordinates
 from kvweave.errors import Mismatch, TransportError
@@ -69,6 +70,22 @@ class ReadsEnded:
     rank: int
     completed_at: float
     statistics: ReadStatistics
+
+
+class DecodeLink(Protocol):
+    """How a decode coordinator reaches one rank's worker: here the worker itself, elsewhere what speaks for it."""
+
+    def submit(self, command: WorkerCommand) -> None:
+        """Passes a command on; must not block."""
+        ...
+
+    def poll(self) -> Sequence[WorkerEvent]:
+        """What the worker has reported since; must not block."""
+        ...
+
+    def close(self) -> None:
+        """Ends the worker; its target memory is written no more when this returns."""
+        ...
 
 
 WorkerEvent = Connected | NotConnected | ReadFailed | ReadsEnded

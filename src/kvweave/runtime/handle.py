@@ -12,6 +12,7 @@ from kvweave.errors import (
     BlockTableError,
     IncompatiblePeer,
     KVWeaveError,
+    LocalProtocolError,
     RemoteProtocolError,
     TransferRefused,
     TransportError,
@@ -54,6 +55,7 @@ class Fetch:
         self.request_id = request_id
         self.failed: Failed | None = None
         self._abort = abort
+        self._begun = False
         self._report: Future[Delivered] = Future()
         self._reusable: Future[None] = Future()
 
@@ -102,6 +104,12 @@ class Fetch:
     def add_reusable_callback(self, callback: Callable[[Fetch], None]) -> None:
         """Calls back once a failed fetch's target blocks may be used again; never after a delivery."""
         self._reusable.add_done_callback(lambda _: callback(self))
+
+    def begin(self) -> None:
+        """For the engine alone; raises ``LocalProtocolError`` when it was begun before."""
+        if self._begun:
+            raise LocalProtocolError(f"{self!r}: it was begun before; make a new one")
+        self._begun = True
 
     def deliver(self, delivered: Delivered) -> None:
         """For the coordinator alone."""

@@ -1,0 +1,44 @@
+"""One fetch of the decode side: what it wants, where it stands, and which ranks still read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvweave.protocol.reference import OfferReference
+from kvweave.protocol.renewal import Renewals
+from kvweave.protocol.states import FETCH, FetchEvent, FetchState
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a fetch wants: an offer at an address, and where its tokens from ``start_token`` on go (ids per group)."""
+
+    address: str
+    reference: OfferReference
+    tables: Mapping[str, tuple[int, ...]]
+    start_token: int = 0
+
+
+@dataclass(slots=True)
+class FetchEntry:
+    """The record of one fetch.
+
+    ``moved``: its claim was sent once more, to the engine that took the first one's place. ``reachable``: its peer can
+    be told something. ``reading``: our ranks whose reads may not be terminal.
+    """
+
+    number: int
+    address: str
+    reference: OfferReference
+    state: FetchState = FETCH.initial
+    order: Order | None = None
+    moved: bool = False
+    reachable: bool = True
+    reading: set[int] = field(default_factory=set)
+    completed_at: float = 0.0
+    renewals: Renewals | None = None
+
+    def step(self, event: FetchEvent) -> None:
+        """Moves on by the table."""
+        self.state = FETCH.step(self.state, event)
