@@ -39,7 +39,7 @@ def demo(
         str, typer.Option("--decode", "-d", metavar="ENGINE", help=f"The decode engine: {ENGINE_HELP}.")
     ] = "tp=1,block=64,layout=NHD",
     prompt: Annotated[str | None, typer.Option(help="The question; a default one without it.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=4096, help="How many tokens to answer at most.")] = 48,
+    tokens: Annotated[int, typer.Option(min=1, max=4096, help="How many tokens to answer at most.")] = 64,
     sweep: Annotated[bool, typer.Option("--sweep", help="Every tiny family in several pairs of shapes.")] = False,
     family: Annotated[list[str] | None, typer.Option(help="With --sweep: only this family; may be repeated.")] = None,
     as_document: AsDocument = False,
@@ -168,7 +168,8 @@ def _sweep(families: list[str], *, as_document: bool) -> None:
         for result in sweep(stage, chosen):
             results.append(result)
             progress.print(
-                f"{len(results)} of {len(chosen) * len(PAIRS)}: {_verdict(result)}  {result.family}, {result.pair}"
+                f"{len(results)} of {len(chosen) * len(PAIRS)}: {_verdict(result)}  {result.family}, {result.pair}",
+                soft_wrap=True,
             )
     ok = all(result.ok for result in results)
     if as_document:

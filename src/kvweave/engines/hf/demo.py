@@ -20,7 +20,7 @@ from kvweave.engines.hf.model_source import SMOLLM2, model_folder
 from kvweave.engines.hf.process import EngineProcess
 from kvweave.runtime import Delivered
 
-QUESTION = "What is the capital of France, and what is it known for?"
+QUESTION = "What is the capital of France, and what is it known for? Answer in one sentence."
 LONG_TEXT = (
     "A cache is a set of named arrays; a rank holds a box of each; a plan is the intersection of boxes, and it is "
     "proved before it is used. Whoever moves a cache must say which bytes, once each, and no other byte."
@@ -82,13 +82,13 @@ class Stage:
         self._folder = Path()
 
     def run(
-        self, model: str, prefill: EngineShape, decode: EngineShape, prompt: str | None = None, max_new_tokens: int = 48
+        self, model: str, prefill: EngineShape, decode: EngineShape, prompt: str | None = None, max_new_tokens: int = 64
     ) -> Demonstration:
         """Prefills ``prompt`` in one shape, decodes in the other, and compares with one engine.
 
         Raises our errors: ``LayoutError`` for a shape the model does not allow, ``EngineProcessError`` if a side fails.
         """
-        folder = model_folder(model)
+        folder = model_folder(model, self._tell)
         cache = models.load(folder, dtype="float32")
         for shape in (prefill, decode):
             EngineLayout.build(cache, shape.parallel, shape.cache)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from kvweave.engines.hf.tiny import tiny_model
 from kvweave.errors import ConfigurationError
@@ -27,16 +28,16 @@ SMOLLM2 = "smollm2"
 _TINY = "tiny:"
 
 
-def model_folder(what: str) -> Path:
-    """The folder of the model that ``what`` names; made on first use.
+def model_folder(what: str, tell: Callable[[str], None] = lambda _: None) -> Path:
+    """The folder of the model that ``what`` names; made on first use, which ``tell`` hears about.
 
     Raises ``ConfigurationError`` when the package is missing, the family unknown, or the folder has no ``config.json``.
     """
     if what == SMOLLM2:
-        return _made("smollm2-135m-instruct", _convert_smollm2)
+        return _made("smollm2-135m-instruct", _convert_smollm2, tell)
     if what.startswith(_TINY):
         family = what.removeprefix(_TINY)
-        return _made(f"tiny-{family}", lambda folder: tiny_model(family, folder))
+        return _made(f"tiny-{family}", lambda folder: tiny_model(family, folder), tell)
     folder = Path(what)
     if not (folder / "config.json").is_file():
         raise ConfigurationError(
@@ -52,11 +53,13 @@ def cache_folder() -> Path:
     return Path(stated) if stated else base / "kvweave" / __version__
 
 
-def _made(name: str, make: Callable[[Path], object]) -> Path:
+def _made(name: str, make: Callable[[Path], object], tell: Callable[[str], None]) -> Path:
     """The folder ``name``, made whole or not at all."""
     target = cache_folder() / name
     if (target / "config.json").is_file():
         return target
+    tell(f"making {name}, once")
+    disable_progress_bar()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         make(Path(scratch) / "model")

@@ -108,11 +108,13 @@ class _Host:
 
     def load(self, folder: str, threads: int) -> None:
         from transformers import AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
 
         from kvweave import models
         from kvweave.engines.hf.runner import ModelRunner
 
         self.close()
+        disable_progress_bar()
         self._runner = ModelRunner.load(folder, models.load(folder, dtype="float32"), threads)
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
 
