@@ -196,11 +196,12 @@ class _Request:
             if share is not None and share.count > 1:
                 held &= share.holds(first)
         first, lengths = first[held], lengths[held]
-        needed = first + lengths > tokens.reach.first_needed(self._num_tokens) // rate
+        visible = tokens.reach.first_needed(self._num_tokens) // rate
+        needed = first + lengths > visible
         source_offsets, source_block = _locate(first, source, self._source_tables[source.group])
         target_offsets, target_block = _locate(first, target, self._target_tables[target.group])
-        _check_needed(self._source_tables[source.group], source_block, needed, first)
-        _check_needed(self._target_tables[target.group], target_block, needed, first)
+        _check_needed(self._source_tables[source.group], source_block, needed, np.maximum(first, visible))
+        _check_needed(self._target_tables[target.group], target_block, needed, np.maximum(first, visible))
         wanted_here, there = target_block != NULL_BLOCK, source_block != NULL_BLOCK
         self.incomplete[target.group].update(np.unique(target_block[wanted_here & ~there]).tolist())
         kept = wanted_here & there
@@ -232,7 +233,7 @@ def _check_needed(table: BlockTable, blocks: Offsets, needed: npt.NDArray[np.boo
     if holes.any():
         raise BlockTableError(
             f"{table.name}: entry {int(first[holes][0])} is needed for the next token, but its block is null; "
-            "offer the request before its window moves on"
+            + ("offer it before its window moves on" if table.side == "source" else "give it a block of the target")
         )
 
 

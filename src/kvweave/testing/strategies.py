@@ -48,6 +48,11 @@ class Transfer:
     oracle: Oracle
     request: Request
 
+    def __repr__(self) -> str:
+        groups = {group.name: [layer.spec for layer in group.layers] for group in self.prefill.model.groups}
+        sides = [(layout.parallel, layout.cache) for layout in (self.prefill, self.decode)]
+        return f"Transfer({groups}, prefill={sides[0]}, decode={sides[1]}, {self.request})"
+
 
 def fitting_counts(*tensor_sizes: int, most: int = 12) -> list[int]:
     """Head counts that engines of all these tensor sizes can split or replicate.
