@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +57,20 @@ def test_the_slowest_rank_decides_the_time():
     assert len(cost.ranks) == 2
     assert cost.seconds == max(rank.seconds for rank in cost.ranks.values())
     assert cost.rows == sum(rank.rows for rank in cost.ranks.values())
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("LBHNC", "LBNHC"), ("BLHNC", "LBNHC"), ("BLNHC", "BLNHC"), ("BHLNC", "BLHNC"), ("LBHNC", "LBHNC")],
+)
+def test_an_estimate_has_the_rows_that_the_request_will_have(source, target):
+    model = model_of_groups({"full": [heads_of(4)] * 3, "state": [mamba2_of(2, 4)] * 2})
+    layouts = [engine(model, 2, replace(LARGE, layout=layout)) for layout in (source, target)]
+    plan = plan_transfer(*layouts)
+    tables = [sample_tables(layout, 50) for layout in layouts]
+    for rank, cost in estimate_request(plan, 50).ranks.items():
+        described = plan.descriptors(rank, *tables, 50)
+        assert (cost.rows, cost.nbytes) == (described.num_rows, described.total_bytes)
 
 
 def test_one_row_costs_as_much_as_32_kb_by_default():

@@ -24,6 +24,7 @@ Decode = Annotated[str, typer.Option("--decode", "-d", metavar="ENGINE", help=f"
 AsDocument = Annotated[bool, typer.Option("--json", help="Print a document for programs.")]
 
 _LEAST_BLOCKS = 1024
+_MOST_TOKENS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def parse_rank(text: str) -> RankCoordinates:
     found: dict[str, int] = {}
     for item in text.split(","):
         name, _, value = (piece.strip() for piece in item.partition("="))
-        if name not in ("pp", "pcp", "tp") or not (value.isascii() and value.isdigit() and len(value) < 10):
+        if name not in ("pp", "pcp", "tp") or not _is_number(value):
             raise ConfigurationError(
                 f"--target: {item.strip()!r} is no rank coordinate; write pp=, pcp= or tp= and a number from 0"
             )
@@ -74,6 +75,25 @@ def parse_rank(text: str) -> RankCoordinates:
             raise ConfigurationError(f"--target: {name} stated twice; state it once")
         found[name] = int(value)
     return RankCoordinates(**found)
+
+
+def parse_tokens(text: str | None) -> int | None:
+    """The number of ``--tokens``; None where it is not stated.
+
+    >>> parse_tokens("8000")
+    8000
+    """
+    if text is None:
+        return None
+    if not _is_number(text) or not 1 <= int(text) <= _MOST_TOKENS:
+        raise ConfigurationError(
+            f"--tokens: {text!r} is not a whole number from 1 to {_MOST_TOKENS}; state a request's length"
+        )
+    return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 def describe_engine(layout: EngineLayout) -> str:

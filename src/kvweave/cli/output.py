@@ -35,8 +35,8 @@ def notices() -> Console:
 
 
 def write_document(document: Any) -> None:
-    """A document for programs, on stdout."""
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    """A document for programs, on stdout, line by line: a single large write would hide that the reader went away."""
+    sys.stdout.writelines((json.dumps(document, indent=2) + "\n").splitlines(keepends=True))
 
 
 def format_bytes(count: float) -> str:

@@ -12,7 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 from kvweave.cli.command import Command
-from kvweave.cli.options import KEYS_HELP, AsDocument, Decode, Model, Prefill, describe_engine, parse_pair, parse_rank
+from kvweave.cli.options import (
+    KEYS_HELP,
+    AsDocument,
+    Decode,
+    Model,
+    Prefill,
+    describe_engine,
+    parse_pair,
+    parse_rank,
+    parse_tokens,
+)
 from kvweave.cli.output import answers, format_bytes, format_seconds, write_document
 from kvweave.cli.picture import draw_plan
 from kvweave.core.cost import RequestCost, TransferRates, estimate_request
@@ -31,7 +41,7 @@ def plan(
     decode: Decode,
     target: Annotated[str | None, typer.Option(metavar="RANK", help="Only this decode rank, such as tp=1.")] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=1, help="Also print what a request of this many tokens costs.")
+        str | None, typer.Option(metavar="N", help="Also print what a request of this many tokens costs.")
     ] = None,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the plan into this SVG file.")] = None,
     as_document: AsDocument = False,
@@ -39,15 +49,16 @@ def plan(
     """Show who reads what from whom between two engines."""
     if svg is not None and svg.suffix.lower() != ".svg":
         raise ConfigurationError(f"--svg: {str(svg)!r} does not end in .svg; only SVG can be drawn, a browser opens it")
-    layouts = parse_pair(prefill, decode, model, model).layouts(tokens or 0)
+    num_tokens = parse_tokens(tokens)
+    layouts = parse_pair(prefill, decode, model, model).layouts(num_tokens or 0)
     made = plan_transfer(*layouts, target=parse_rank(target) if target is not None else None)
-    costs = _costs(made, tokens) if tokens is not None else {}
+    costs = _costs(made, num_tokens) if num_tokens is not None else {}
     if svg is not None:
         _write(svg, draw_plan(made))
     if as_document:
-        write_document(plan_document(made) | ({"cost": _cost_document(tokens, costs)} if costs else {}))
+        write_document(plan_document(made) | ({"cost": _cost_document(num_tokens, costs)} if costs else {}))
         return
-    _show(answers(), made, costs, tokens)
+    _show(answers(), made, costs, num_tokens)
 
 
 def _costs(made: TransferPlan, tokens: int) -> dict[str, RequestCost]:

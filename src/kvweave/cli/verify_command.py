@@ -13,7 +13,7 @@ from rich.table import Table
 
 from kvweave.cli.command import Command
 from kvweave.cli.failure import ANSWER_IS_NO, WRONG_QUESTION
-from kvweave.cli.options import KEYS_HELP, AsDocument, Decode, Model, Prefill, parse_pair
+from kvweave.cli.options import KEYS_HELP, AsDocument, Decode, Model, Prefill, parse_pair, parse_tokens
 from kvweave.cli.output import answers, format_bytes, notices, write_document
 from kvweave.core.plan import plan_transfer
 from kvweave.core.verify import Report
@@ -44,7 +44,7 @@ def verify(
     prefill: Prefill,
     decode: Decode,
     tokens: Annotated[
-        int | None, typer.Option(min=1, help="Length of the sample request; windows shorter than it move on.")
+        str | None, typer.Option(metavar="N", help="Length of the sample request; windows shorter than it move on.")
     ] = None,
     as_document: AsDocument = False,
 ) -> None:
@@ -53,12 +53,13 @@ def verify(
     Two sample requests, all ranks and all layers: every wanted byte arrives exactly once, from its own place, and
     nothing else is touched. The model [bold]all[/bold] stands for every preset.
     """
+    num_tokens = parse_tokens(tokens)
     names = presets() if model == "all" else (model,)
     proofs = []
     with _progress() as progress:
         for number, name in enumerate(names):
             title = name if len(names) == 1 else f"{name} ({number + 1} of {len(names)})"
-            proofs.append(_prove(progress, title, name, prefill, decode, tokens, may_refuse=len(names) > 1))
+            proofs.append(_prove(progress, title, name, prefill, decode, num_tokens, may_refuse=len(names) > 1))
     if as_document:
         write_document(
             {"schema": VERIFY_SCHEMA, "ok": _exit_code(proofs) == 0, "proofs": [_document(p) for p in proofs]}
@@ -76,14 +77,14 @@ def _progress() -> Progress:
 
 
 def _prove(
-    progress: Progress, title: str, model: str, prefill: str, decode: str, tokens: int | None, *, may_refuse: bool
+    progress: Progress, title: str, model: str, prefill: str, decode: str, num_tokens: int | None, *, may_refuse: bool
 ) -> _Proof:
     started = time.perf_counter()
     task = progress.add_task(title, total=None)
     pair = parse_pair(prefill, decode, model, model)
     try:
-        plan = plan_transfer(*pair.layouts(tokens or 4 * pair.span_tokens))
-        report = plan.verify(tokens, lambda done, total: progress.update(task, completed=done, total=total))
+        plan = plan_transfer(*pair.layouts(num_tokens or 4 * pair.span_tokens))
+        report = plan.verify(num_tokens, lambda done, total: progress.update(task, completed=done, total=total))
     except (LayoutError, IncompatibleLayouts) as error:
         if not may_refuse:
             raise

@@ -12,8 +12,9 @@ machine's figures with ``TransferRates``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 
 import numpy as np
@@ -22,6 +23,7 @@ from kvweave.core.descriptors import RequestDescriptors
 from kvweave.core.layout import EngineLayout
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.plan import TransferPlan
+from kvweave.core.read import Read, ReadEnd
 from kvweave.core.replicas import Salt
 from kvweave.core.sample import room_tokens, sample_tables
 from kvweave.errors import ConfigurationError, PlanError
@@ -63,6 +65,16 @@ class Cost:
     nbytes: int
     rows: int
     seconds: float
+
+    def times(self, count: int) -> Cost:
+        """The cost of doing it that many times."""
+        return Cost(self.nbytes * count, self.rows * count, self.seconds * count)
+
+    @staticmethod
+    def total(costs: Iterable[Cost]) -> Cost:
+        """The cost of doing one after another."""
+        every = list(costs)
+        return Cost(sum(c.nbytes for c in every), sum(c.rows for c in every), sum(c.seconds for c in every))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +123,46 @@ def estimate_request(
         _check_room(side, layout, num_tokens)
     random = np.random.default_rng(_SEED) if scattered else None
     source, target = (sample_tables(layout, num_tokens, random) for layout in (plan.prefill, plan.decode))
-    described = {rank: plan.descriptors(rank, source, target, num_tokens, salt=salt) for rank in plan.reads}
-    return RequestCost({rank: cost_of(descriptors, rates) for rank, descriptors in described.items()})
+    rates = rates or TransferRates()
+    costs: dict[RankCoordinates, Cost] = {}
+    for rank, reads in plan.reads.items():
+        parts = []
+        for part, times in _distinct(reads):
+            described = replace(plan, reads={rank: part}).descriptors(rank, source, target, num_tokens, salt=salt)
+            parts.append(cost_of(described, rates).times(times))
+        costs[rank] = Cost.total(parts)
+    return RequestCost(costs)
+
+
+def _distinct(reads: Sequence[Read]) -> Iterator[tuple[tuple[Read, ...], int]]:
+    """Reads of the same layers, cut to one layer where all cost the same, and how many layers that stands for.
+
+    Rows of several layers join only where these lie in one region on both sides.
+    """
+    by_layers: dict[tuple[str, ...], list[Read]] = defaultdict(list)
+    for read in reads:
+        by_layers[read.layers].append(read)
+    for layers, alike in by_layers.items():
+        if all(_layers_lie_apart(read) for read in alike):
+            yield tuple(_first_layer(read) for read in alike), len(layers)
+        else:
+            yield tuple(alike), 1
+
+
+def _layers_lie_apart(read: Read) -> bool:
+    count = len(read.layers)
+    return len(np.unique(read.target.regions)) == count or all(
+        len(np.unique(end.regions)) == count for end in read.sources
+    )
+
+
+def _first_layer(read: Read) -> Read:
+    sources = tuple(_first_place(end) for end in read.sources)
+    return replace(read, layers=read.layers[:1], sources=sources, target=_first_place(read.target))
+
+
+def _first_place(end: ReadEnd) -> ReadEnd:
+    return replace(end, regions=end.regions[:1], addresses=end.addresses[:1])
 
 
 def _check_room(side: str, layout: EngineLayout, num_tokens: int) -> None:

@@ -1,0 +1,50 @@
+import pytest
+
+
+def test_a_pair_that_fits_is_answered_with_yes(run):
+    result = run("check", "--model", "llama-3.1-8b", "--prefill", "tp=4", "--decode", "tp=2,block=128")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("compatible: ")
+
+
+def test_every_mismatch_is_shown_with_its_remedy(run):
+    result = run("check", "-m", "gpt-oss-20b", "-p", "tp=4", "-d", "tp=2,dtype=fp8_e4m3")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("NOT compatible: ")
+    assert result.stdout.count("choose the same cache dtype on both sides") == 4
+
+
+def test_the_document_has_field_both_values_and_remedy(run_document):
+    code, document = run_document("check", "-m", "granite-4.0-h-tiny", "-p", "tp=2", "-d", "tp=2,speculative_tokens=2")
+    assert (code, document["schema"], document["compatible"]) == (1, "kvweave.check/1", False)
+    assert set(document["mismatches"][0]) == {"field", "source", "target", "remedy"}
+    assert any("speculative" in mismatch["remedy"] for mismatch in document["mismatches"])
+
+
+def test_a_compatible_pair_has_no_mismatches_in_the_document(run_document):
+    code, document = run_document("check", "-m", "deepseek-v3", "-p", "tp=16", "-d", "tp=4,dp=8")
+    assert (code, document["compatible"], document["mismatches"]) == (0, True, [])
+
+
+def test_the_sides_may_serve_different_models(run):
+    result = run("check", "--prefill-model", "qwen3-0.6b", "--decode-model", "qwen3-32b", "-p", "tp=1", "-d", "tp=1")
+    assert result.exit_code == 1
+    assert "qwen3-0.6b" in result.stdout
+    assert "qwen3-32b" in result.stdout
+
+
+def test_one_side_s_model_may_stand_for_both(run):
+    assert run("check", "--decode-model", "qwen3-0.6b", "-p", "tp=1", "-d", "tp=2").exit_code == 0
+
+
+def test_without_a_model_the_question_is_wrong(run):
+    result = run("check", "-p", "tp=1", "-d", "tp=2")
+    assert result.exit_code == 2
+    assert "--model" in result.stderr
+
+
+@pytest.mark.parametrize("address", ["localhost:5600", "tcp://10.0.0.1:5600"])
+def test_running_engines_cannot_be_asked_yet(run, address):
+    result = run("check", "-m", "qwen3-0.6b", "-p", address, "-d", "tp=2")
+    assert result.exit_code == 2
+    assert "cannot be asked yet" in result.stderr
