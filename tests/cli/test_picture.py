@@ -1,3 +1,4 @@
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -7,6 +8,9 @@ from kvweave.cli.picture import draw_plan
 from kvweave.core.plan import plan_transfer
 
 SPACE = "{http://www.w3.org/2000/svg}"
+
+
+PICTURE = Path(__file__).parents[2] / "docs" / "images" / "plan.svg"
 
 
 def draw(model, prefill, decode):
@@ -88,3 +92,9 @@ def test_everything_lies_inside_the_picture(model):
         left, top, wide, high = (float(box.get(name)) for name in ("x", "y", "width", "height"))
         assert 0 <= left <= left + wide <= width
         assert 0 <= top <= top + high <= height
+
+
+def test_the_picture_of_the_documents_is_what_the_command_draws():
+    model = "nemotron-3-nano-30b-a3b"
+    pair = parse_pair("tp=4,block=16,layout=HND", "tp=2,block=64,layout=NHD", model, model)
+    assert PICTURE.read_text(encoding="utf-8") == draw_plan(plan_transfer(*pair.layouts(0)))
