@@ -83,7 +83,7 @@ class CacheConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigurationError(f"{name}: {value!r} is not a whole number of at least {least}")
         kernel = self.kernel_block_size
-        if kernel is not None and (not isinstance(kernel, int) or kernel < 1 or self.block_size % kernel):
+        if kernel is not None and (type(kernel) is not int or kernel < 1 or self.block_size % kernel):
             raise ConfigurationError(
                 f"kernel_block_size: {kernel!r} does not divide block_size={self.block_size}; choose a divisor"
             )

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvweave.core.plan import plan_transfer
+from kvweave.core.replicas import choose, replica_position, salt_number
+from kvweave.core.spec import MLAAttentionSpec
+from kvweave.errors import PlanError
+from tests.core.engines import engine, model_of
+
+COUNTS = st.integers(1, 12)
+
+
+@given(COUNTS, COUNTS, st.integers(0, 10**9))
+def test_siblings_are_spread_as_evenly_as_can_be(siblings: int, count: int, salt: int) -> None:
+    chosen = Counter(replica_position(ordinal, siblings, count, salt) for ordinal in range(siblings))
+    assert len(chosen) == min(siblings, count)
+    assert max(chosen.values()) - min(chosen.values()) <= (siblings % count != 0 and siblings > count)
+
+
+@given(COUNTS, COUNTS, st.integers(0, 100))
+def test_counted_requests_rotate_through_all_replicas(ordinal: int, count: int, first: int) -> None:
+    siblings = ordinal + 1
+    turn = {replica_position(ordinal, siblings, count, salt) for salt in range(first, first + count)}
+    assert turn == set(range(count))
+
+
+@given(st.text(), COUNTS)
+def test_text_always_chooses_the_same_replica(salt: str, count: int) -> None:
+    assert replica_position(0, 1, count, salt) == replica_position(0, 1, count, salt) == salt_number(salt) % count
+
+
+@pytest.mark.parametrize("salt", [None, 1.5, b"text", ()], ids=repr)
+def test_a_salt_that_is_neither_number_nor_text_is_refused(salt: object) -> None:
+    with pytest.raises(PlanError, match=r"salt: .* is neither a whole number nor text"):
+        salt_number(salt)
+
+
+def test_a_read_is_served_by_one_of_its_sources() -> None:
+    model = model_of(MLAAttentionSpec(2))
+    plan = plan_transfer(engine(model, 4), engine(model, 2))
+    (read,) = plan.of(plan.decode.rank(tp=1))
+    assert [choose(read, salt).coordinates.tp for salt in range(4)] == [2, 3, 0, 1]

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvweave.core.layout import Geometry
+from kvweave.core.runs import run_shape
+
+
+def geometry(strides: tuple[int, ...], entry: int = 1000) -> Geometry:
+    return Geometry(4, 4, 10000, 4 * entry, entry, strides)
+
+
+@st.composite
+def strides_of(draw: st.DrawFn, extents: tuple[int, ...], item: int) -> tuple[int, ...]:
+    """Strides of the axes nested in any order, with or without gaps."""
+    strides, reach = [0] * len(extents), item
+    for axis in draw(st.permutations(range(len(extents)))):
+        strides[axis] = reach + draw(st.sampled_from([0, 0, 4]))
+        reach = strides[axis] * extents[axis]
+    return tuple(strides)
+
+
+def offsets(extents: tuple[int, ...], strides: tuple[int, ...], item: int) -> np.ndarray:
+    where = np.arange(item)
+    for extent, stride in zip(extents, strides, strict=True):
+        where = np.add.outer(np.arange(extent) * stride, where).ravel()
+    return where
+
+
+@given(st.data(), st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple), st.sampled_from([1, 2, 4]))
+def test_runs_move_each_byte_of_an_entry_once(data: st.DataObject, extents: tuple[int, ...], item: int) -> None:
+    source, target = (data.draw(strides_of(extents, item)) for _ in range(2))
+    axes = np.arange(np.prod(extents)).reshape(extents)
+    pairs = set()
+    for index in np.ndindex(axes.shape):
+        at = [sum(i * s for i, s in zip(index, strides, strict=True)) for strides in (source, target)]
+        pairs |= {(at[0] + byte, at[1] + byte) for byte in range(item)}
+    shape = run_shape(extents, item, geometry(source), geometry(target))
+    moved = [
+        (int(start) + byte, int(end) + byte)
+        for start, end in zip(shape.source_offsets, shape.target_offsets, strict=True)
+        for byte in range(shape.run_bytes)
+    ]
+    assert len(moved) == len(set(moved)) and set(moved) == pairs
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "run", "join"),
+    [
+        pytest.param((2048, 2), (2048, 2), 128, True, id="head outside tokens on both sides"),
+        pytest.param((2048, 2), (128, 2), 128, False, id="head outside and inside tokens"),
+        pytest.param((128, 2), (128, 2), 256, False, id="head inside tokens on both sides"),
+    ],
+)
+def test_axes_join_where_both_sides_continue(
+    source: tuple[int, ...], target: tuple[int, ...], run: int, join: bool
+) -> None:
+    entries = [128 if strides[0] == 2048 else 512 for strides in (source, target)]
+    shape = run_shape((2, 64), 2, geometry(source, entries[0]), geometry(target, entries[1]))
+    assert (shape.run_bytes, shape.entries_join) == (run, join)
