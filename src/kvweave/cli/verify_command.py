@@ -21,6 +21,8 @@ from kvweave.errors import IncompatibleLayouts, LayoutError
 from kvweave.models import presets
 
 VERIFY_SCHEMA = "kvweave.verify/1"
+_SAMPLE_ROOM = 1 << 15
+"""Tokens that any sample has room for beside its blocks: the longest known window or chunk is 8,192."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,10 @@ def verify(
     prefill: Prefill,
     decode: Decode,
     tokens: Annotated[
-        str | None, typer.Option(metavar="N", help="Length of the sample request; windows shorter than it move on.")
+        str | None,
+        typer.Option(
+            metavar="N", help="Length of the sample request, if not the default: a few blocks, and past every window."
+        ),
     ] = None,
     as_document: AsDocument = False,
 ) -> None:
@@ -83,7 +88,7 @@ def _prove(
     task = progress.add_task(title, total=None)
     pair = parse_pair(prefill, decode, model, model)
     try:
-        plan = plan_transfer(*pair.layouts(num_tokens or 4 * pair.span_tokens))
+        plan = plan_transfer(*pair.layouts(num_tokens or _SAMPLE_ROOM + 4 * pair.span_tokens))
         report = plan.verify(num_tokens, lambda done, total: progress.update(task, completed=done, total=total))
     except (LayoutError, IncompatibleLayouts) as error:
         if not may_refuse:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvweave.core.array import FullReach
 from kvweave.core.block_table import NULL_BLOCK
 from kvweave.core.descriptors import RequestDescriptors, Rows
 from kvweave.core.layout import EngineLayout, RankLayout, Shard
@@ -118,13 +119,25 @@ def _samples(prefill: EngineLayout, decode: EngineLayout, num_tokens: int | None
     """A whole request and one with a prefix hit, with as many tokens as both sides' pools have room for."""
     if num_tokens is not None and (not isinstance(num_tokens, int) or num_tokens < 0):
         raise PlanError(f"num_tokens: {num_tokens!r}; it must be a whole number of at least 0")
-    spans = [_block_tokens(layout) for layout in (prefill, decode)]
     room = min(room_tokens(layout) for layout in (prefill, decode))
-    total = min(num_tokens if num_tokens is not None else 2 * max(spans) + min(spans) // 2 + 3, room)
+    total = min(_default_tokens(prefill, decode) if num_tokens is None else num_tokens, room)
     random = np.random.default_rng(_SEED)
     for start in dict.fromkeys((0, total // 3)):
         tables = [sample_tables(layout, total, random) for layout in (prefill, decode)]
         yield _Sample(total, start, tables[0], tables[1])
+
+
+def _default_tokens(prefill: EngineLayout, decode: EngineLayout) -> int:
+    """Two blocks and a half on the side where they are larger; and long enough for every window to have moved on."""
+    spans = [_block_tokens(layout) for layout in (prefill, decode)]
+    tail = min(spans) // 2 + 3
+    return max(2 * max(spans), _longest_reach(decode) + min(spans)) + tail
+
+
+def _longest_reach(layout: EngineLayout) -> int:
+    """Tokens of the longest window or chunk; 0 without any."""
+    axes = [shard.array.tokens for _, shard in all_shards(layout)]
+    return max((axis.reach.tokens for axis in axes if axis and not isinstance(axis.reach, FullReach)), default=0)
 
 
 def _block_tokens(layout: EngineLayout) -> int:
