@@ -52,7 +52,7 @@ def test_tokens_say_which_and_how(spec, text):
 
 def test_dcp_rows_say_which_turn_they_read():
     rows = rows_between(model_of(MLAAttentionSpec(3)), {"tp": 2, "dcp": 2, "interleave": 4}, {})
-    assert [row.tokens for row in rows] == ["0+[0, 4) every 8", "4+[0, 4) every 8"]
+    assert [row.tokens for row in rows] == ["4 of every 8 from 0", "4 of every 8 from 4"]
 
 
 def test_totals_of_rows_are_the_model_s_bytes_per_token():

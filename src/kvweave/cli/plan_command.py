@@ -135,7 +135,7 @@ def _cells(target: RankCoordinates, rows: Iterator[PlanRow]) -> Iterator[tuple[s
     for number, row in enumerate(rows):
         others = f" ({describe_ranks(row.replicas)})" if row.replicas else ""
         state = row.bytes_per_request
-        amount = f"{format_bytes(state)} / request" if state else f"{format_bytes(row.bytes_per_token)} / token"
+        amount = format_bytes(state) if state else f"{format_bytes(row.bytes_per_token)}/token"
         yield (
             "" if number else str(target), row.layers, f"{row.module} {', '.join(row.parts)}", row.box,
             f"{row.source}{others}", row.tokens, amount,

@@ -151,7 +151,7 @@ def _tokens_text(read: Read) -> str:
 
 def _progressions(read: Read) -> Iterable[str]:
     for run in read_runs(read):
-        yield "all" if run.step == run.run else f"{run.first}+[0, {run.run}) every {run.step}"
+        yield "all" if run.step == run.run else f"{run.run} of every {run.step} from {run.first}"
 
 
 def _conditions(read: Read) -> Iterable[str]:
