@@ -26,7 +26,7 @@ from kvweave.core.descriptors import RequestDescriptors, Rows
 from kvweave.core.layout import EngineLayout, RankLayout, Shard
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.sample import all_shards, block_tokens, room_tokens, sample_tables
-from kvweave.errors import PlanError
+from kvweave.errors import BlockTableError, PlanError
 
 if TYPE_CHECKING:
     from kvweave.core.plan import TransferPlan
@@ -93,9 +93,13 @@ def verify_plan(plan: TransferPlan, num_tokens: int | None = None, progress: Pro
         sources: dict[RankCoordinates, _Labels] = {}
         at_source = _at_source(plan.prefill, sample)
         for done, target in enumerate(plan.reads, start=number * len(plan.reads) + 1):
-            described = plan.descriptors(
-                target, sample.source, sample.target, sample.num_tokens, sample.start_token, salt=sample.start_token
-            )
+            try:
+                described = plan.descriptors(
+                    target, sample.source, sample.target, sample.num_tokens, sample.start_token, salt=sample.start_token
+                )
+            except BlockTableError as unfit:
+                problems.append(f"{target}: no rows for tables that fit both layouts: {unfit}")
+                continue
             for source in described:
                 if source not in sources:
                     sources[source] = _labels(plan.prefill.at(source), sample.source, sample, numbers, None)
