@@ -157,12 +157,12 @@ class PeerBook:
             return self.lose(now, address, f"handshake refused: {message.text} (reason: {message.reason.value})")
         try:
             layout = decode_layout(message.description)
+            problems = check_compatibility(layout, self._layout)
+            if problems:
+                return self.misfit(now, address, problems)
             agents = _agents(message, len(layout.ranks))
         except RemoteProtocolError as error:
             return self.lose(now, address, str(error))
-        problems = check_compatibility(layout, self._layout)
-        if problems:
-            return self.misfit(now, address, problems)
         peer.state = PEER.step(peer.state, PeerEvent.REPLY)
         peer.reply = message
         peer.cold_ranks = set(range(len(self._layout.ranks)))

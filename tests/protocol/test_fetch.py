@@ -1,0 +1,311 @@
+"""Fetches: claimed, read, delivered only under a grant, acknowledged once per rank, failed once."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvweave.errors import LocalProtocolError, Mismatch, RemoteProtocolError
+from kvweave.protocol.effects import (
+    CancelReads,
+    Delivered,
+    Failed,
+    FailureReason,
+    ForgetPeer,
+    PostReads,
+    Reusable,
+    Send,
+    WantPeer,
+)
+from kvweave.protocol.fetch import FetchBook
+from kvweave.protocol.fetch_entry import Order
+from kvweave.protocol.messages import (
+    MOST_BEATS,
+    Acknowledge,
+    Claim,
+    Claimed,
+    Heartbeat,
+    HeartbeatReply,
+    RefusalReason,
+    Refused,
+    Renew,
+    Renewed,
+    Revoked,
+)
+from kvweave.protocol.states import FetchState
+from tests.protocol.examples import ADDRESS, ENGINE, TABLES, TARGETS, TIMING, key, messages, of_type, reference
+
+CLAIMED = Claimed(7, key(), 10, TABLES, 9.0)
+ACKNOWLEDGED = [Acknowledge(key(), 0), Acknowledge(key(), 1)]
+
+
+@pytest.fixture
+def book() -> FetchBook:
+    """A book of two ranks whose peer is ready since 100 s."""
+    made = FetchBook("decode-1", 2, TIMING)
+    assert made.peer_ready(100.0, ADDRESS, 9.0) == ()
+    return made
+
+
+@pytest.fixture
+def reading(book: FetchBook) -> FetchBook:
+    """Fetch 7 was claimed at 100 s and reads, under a lease of 9 s."""
+    book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
+    book.receive(100.0, ADDRESS, CLAIMED)
+    return book
+
+
+def reasons(effects: tuple[object, ...]) -> list[object]:
+    return [effect.reason for effect in of_type(effects, Failed)]
+
+
+def test_fetch_claims_at_once_when_the_peer_is_ready(book: FetchBook) -> None:
+    effects = book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
+    assert effects == (Send(ADDRESS, Claim(7, ENGINE, key())),)
+
+
+def test_fetch_waits_for_its_peer() -> None:
+    book = FetchBook("decode-1", 2, TIMING)
+    assert book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS)) == (WantPeer(ADDRESS),)
+    assert messages(book.peer_ready(101.0, ADDRESS, 9.0)) == [Claim(7, ENGINE, key())]
+
+
+def test_reads_and_the_first_renewal_come_in_one_breath(book: FetchBook) -> None:
+    book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS, 4))
+    post, renew = book.receive(101.0, ADDRESS, CLAIMED)
+    assert isinstance(post, PostReads)
+    assert (post.source_tables, post.target_tables, post.start_token, post.num_tokens) == (TABLES, TARGETS, 4, 10)
+    assert renew == Send(ADDRESS, Renew(7, 1, ENGINE, key()))
+
+
+def test_delivery_needs_the_grant_and_all_reads_of_all_ranks(reading: FetchBook) -> None:
+    assert reading.reads_ended(7, 0, 100.5) == ()
+    assert reading.receive(100.6, ADDRESS, Renewed(7, 1, 9.0)) == ()
+    effects = reading.reads_ended(7, 1, 100.7)
+    assert messages(effects) == ACKNOWLEDGED
+    assert effects[-1] == Delivered(7)
+    assert len(reading) == 0
+
+
+def test_delivery_waits_for_a_grant_that_comes_after_the_reads(reading: FetchBook) -> None:
+    reading.reads_ended(7, 0, 100.5)
+    assert reading.reads_ended(7, 1, 100.7) == ()
+    assert reading.state(7) is FetchState.AWAITING_GRANT
+    assert reading.receive(101.0, ADDRESS, Renewed(7, 1, 9.0))[-1] == Delivered(7)
+
+
+def test_reads_after_the_granted_lease_are_not_delivered(reading: FetchBook) -> None:
+    reading.receive(100.6, ADDRESS, Renewed(7, 1, 9.0))
+    reading.reads_ended(7, 0, 109.0)
+    assert reading.reads_ended(7, 1, 109.0) == ()
+    effects = reading.handle_timer(109.0)
+    assert reasons(effects) == [FailureReason.LATE]
+    assert messages(effects) == ACKNOWLEDGED
+    assert effects[-1] == Reusable(7)
+
+
+def test_claim_that_is_not_answered_is_given_up(book: FetchBook) -> None:
+    book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
+    assert book.handle_timer(104.9) == ()
+    effects = book.handle_timer(105.0)
+    assert reasons(effects) == [FailureReason.UNANSWERED]
+    assert effects[-1] == Reusable(7)
+
+
+def test_claim_that_is_granted_after_it_was_given_up_is_acknowledged_unread(book: FetchBook) -> None:
+    book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
+    book.handle_timer(105.0)
+    assert messages(book.receive(106.0, ADDRESS, CLAIMED)) == ACKNOWLEDGED
+
+
+def test_renewals_that_are_not_answered_fail_the_fetch(reading: FetchBook) -> None:
+    effects = reading.handle_timer(103.0)
+    assert messages(effects) == [Renew(7, 2, ENGINE, key())]
+    effects = reading.handle_timer(105.0)
+    assert reasons(effects) == [FailureReason.UNANSWERED]
+    assert of_type(effects, CancelReads) == [CancelReads(7)]
+
+
+def test_renewals_repeat_ahead_of_the_lease(reading: FetchBook) -> None:
+    for sequence, now in ((1, 100.0), (2, 103.0), (3, 106.0), (4, 109.0), (5, 112.0)):
+        assert [m.sequence for m in messages(reading.handle_timer(now))] == ([sequence] if sequence > 1 else [])
+        reading.receive(now + 0.1, ADDRESS, Renewed(7, sequence, 9.0))
+    reading.reads_ended(7, 0, 114.0)
+    assert reading.reads_ended(7, 1, 114.0)[-1] == Delivered(7)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Refused(7, RefusalReason.LEASE_ENDED, "over"), RefusalReason.LEASE_ENDED),
+        (Revoked(7, "withdrawn"), FailureReason.REVOKED),
+    ],
+    ids=["renewal refused", "revoked"],
+)
+def test_refusal_while_reading_cancels_and_waits_for_all_reads(
+    reading: FetchBook, message: object, reason: object
+) -> None:
+    effects = reading.receive(101.0, ADDRESS, message)
+    assert reasons(effects) == [reason]
+    assert CancelReads(7) in effects
+    assert messages(reading.reads_ended(7, 1, 102.0)) == ACKNOWLEDGED[1:]
+    effects = reading.reads_ended(7, 0, 103.0)
+    assert messages(effects) == ACKNOWLEDGED[:1]
+    assert effects[-1] == Reusable(7)
+
+
+def test_failed_read_is_reported_once_and_later_causes_are_not(reading: FetchBook) -> None:
+    assert reasons(reading.read_failed(7, FailureReason.READ_FAILED, "broken")) == [FailureReason.READ_FAILED]
+    assert reading.read_failed(7, FailureReason.READ_FAILED, "broken too") == ()
+    assert reading.receive(101.0, ADDRESS, Refused(7, RefusalReason.LEASE_ENDED, "over")) == ()
+    assert reading.abort(7) == ()
+
+
+def test_ranks_that_ended_before_a_failure_acknowledge_with_it(reading: FetchBook) -> None:
+    assert messages(reading.reads_ended(7, 1, 100.5)) == []
+    assert messages(reading.read_failed(7, FailureReason.READ_FAILED, "broken")) == ACKNOWLEDGED[1:]
+
+
+def test_read_that_finds_its_peer_dead_forgets_the_peer(reading: FetchBook) -> None:
+    effects = reading.read_failed(7, FailureReason.PEER_LOST, "gone")
+    assert effects[-1] == ForgetPeer(ADDRESS, "gone")
+    reading.peer_lost(ADDRESS, "gone")
+    assert messages(reading.reads_ended(7, 0, 101.0)) == []
+
+
+def test_repeated_and_late_messages_change_nothing(reading: FetchBook) -> None:
+    assert reading.receive(101.0, ADDRESS, CLAIMED) == ()
+    assert reading.receive(101.0, "10.0.0.9:1", Refused(7, RefusalReason.RELEASED, "")) == ()
+    assert reading.receive(101.0, ADDRESS, Renewed(99, 1, 9.0)) == ()
+    assert reading.receive(101.0, ADDRESS, Refused(99, RefusalReason.RELEASED, "")) == ()
+    assert reading.reads_ended(7, 5, 101.0) == ()
+    assert reading.reads_ended(99, 0, 101.0) == ()
+
+
+def test_grant_that_was_not_asked_for_is_the_peers_fault(reading: FetchBook) -> None:
+    with pytest.raises(RemoteProtocolError):
+        reading.receive(101.0, ADDRESS, Renewed(7, 9, 9.0))
+
+
+def test_grant_before_the_claim_is_answered_changes_nothing(book: FetchBook) -> None:
+    book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
+    assert book.receive(101.0, ADDRESS, Renewed(7, 1, 9.0)) == ()
+
+
+@pytest.mark.parametrize(
+    "claimed",
+    [Claimed(7, key(), 10, {"full": (5, 2, 6)}, 9.0), Claimed(7, key(), 9, TABLES, 9.0)],
+    ids=["other blocks", "other tokens"],
+)
+def test_reference_that_says_otherwise_than_the_prefill_engine_is_not_read(book: FetchBook, claimed: Claimed) -> None:
+    book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
+    effects = book.receive(100.0, ADDRESS, claimed)
+    assert reasons(effects) == [FailureReason.WRONG_REFERENCE]
+    assert messages(effects) == ACKNOWLEDGED
+    assert of_type(effects, PostReads) == []
+
+
+def test_two_fetches_of_one_offer_never_read_twice(reading: FetchBook) -> None:
+    effects = reading.fetch(101.0, 8, Order(ADDRESS, reference(), TARGETS))
+    assert reasons(effects) == [FailureReason.DUPLICATE]
+    assert effects[-1] == Reusable(8)
+
+
+def test_number_is_used_once(reading: FetchBook) -> None:
+    with pytest.raises(LocalProtocolError, match="fetch 7"):
+        reading.hold(101.0, 7, ADDRESS, reference("other"))
+
+
+def test_each_request_moves_the_rotation_by_one_and_engines_begin_apart() -> None:
+    salts: dict[str, list[int]] = {}
+    for engine in ("decode-1", "decode-2"):
+        book = FetchBook(engine, 1, TIMING)
+        book.peer_ready(100.0, ADDRESS, 9.0)
+        for number in range(3):
+            book.fetch(100.0, number, Order(ADDRESS, reference(f"request {number}"), TARGETS))
+            claimed = Claimed(number, key(f"request {number}"), 10, TABLES, 9.0)
+            salts.setdefault(engine, []).append(of_type(book.receive(100.0, ADDRESS, claimed), PostReads)[0].salt)
+    assert [salt - salts["decode-1"][0] for salt in salts["decode-1"]] == [0, 1, 2]
+    assert salts["decode-1"][0] != salts["decode-2"][0]
+
+
+def test_claim_to_a_peer_that_does_not_know_us_moves_to_the_next_handshake_once(book: FetchBook) -> None:
+    book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
+    stranger = Refused(7, RefusalReason.NOT_HANDSHAKEN, "who are you")
+    assert book.receive(100.1, ADDRESS, stranger) == (ForgetPeer(ADDRESS, "who are you"),)
+    assert book.peer_lost(ADDRESS, "who are you") == (WantPeer(ADDRESS),)
+    assert messages(book.peer_ready(100.2, ADDRESS, 9.0)) == [Claim(7, ENGINE, key())]
+    assert reasons(book.receive(100.3, ADDRESS, stranger)) == [RefusalReason.NOT_HANDSHAKEN]
+
+
+def test_lost_peer_fails_what_was_being_read_and_nobody_elses(reading: FetchBook) -> None:
+    other = "127.0.0.1:5601"
+    reading.peer_ready(100.0, other, 9.0)
+    reading.fetch(100.0, 8, Order(other, reference("other"), TARGETS))
+    assert [effect.fetch for effect in of_type(reading.peer_lost(ADDRESS, "gone"), Failed)] == [7]
+    assert reading.state(8) is FetchState.CLAIMING
+
+
+@pytest.mark.parametrize(
+    ("problems", "reason"),
+    [((), FailureReason.PEER_LOST), ((Mismatch("dtype", "a", "b", "c"),), FailureReason.INCOMPATIBLE)],
+    ids=["unreachable", "incompatible"],
+)
+def test_failed_handshake_fails_what_waits_for_it(problems: tuple[Mismatch, ...], reason: FailureReason) -> None:
+    book = FetchBook("decode-1", 2, TIMING)
+    book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
+    book.hold(100.0, 8, ADDRESS, reference("held"))
+    effects = book.peer_failed(ADDRESS, "no", problems)
+    assert [(effect.fetch, effect.reason, effect.problems) for effect in of_type(effects, Failed)] == [
+        (7, reason, problems),
+        (8, reason, problems),
+    ]
+
+
+def test_heartbeats_of_all_held_offers_go_in_one_message_and_repeat(book: FetchBook) -> None:
+    for number in range(3):
+        book.hold(100.0, number, ADDRESS, reference(f"request {number}"))
+    (beat,) = messages(book.handle_timer(100.0))
+    assert beat == Heartbeat(tuple(key(f"request {number}") for number in range(3)))
+    assert messages(book.handle_timer(102.9)) == []
+    assert messages(book.handle_timer(103.0)) == [beat]
+
+
+def test_heartbeats_of_very_many_offers_are_cut(book: FetchBook) -> None:
+    for number in range(MOST_BEATS + 1):
+        book.hold(100.0, number, ADDRESS, reference(f"request {number}"))
+    assert [len(beat.offers) for beat in messages(book.handle_timer(100.0))] == [MOST_BEATS, 1]
+
+
+def test_held_offer_that_ended_fails_its_request_early(book: FetchBook) -> None:
+    book.hold(100.0, 7, ADDRESS, reference())
+    effects = book.receive(101.0, ADDRESS, HeartbeatReply(((key(), RefusalReason.LEASE_ENDED),)))
+    assert reasons(effects) == [RefusalReason.LEASE_ENDED]
+    assert effects[-1] == Reusable(7)
+
+
+def test_heartbeat_to_a_peer_that_does_not_know_us_forgets_it(book: FetchBook) -> None:
+    book.hold(100.0, 7, ADDRESS, reference())
+    effects = book.receive(101.0, ADDRESS, HeartbeatReply(((key(), RefusalReason.NOT_HANDSHAKEN),)))
+    assert of_type(effects, ForgetPeer) != []
+
+
+def test_held_offer_is_fetched_under_its_number(book: FetchBook) -> None:
+    book.hold(100.0, 7, ADDRESS, reference())
+    assert book.begun == 0
+    assert messages(book.fetch(101.0, 7, Order(ADDRESS, reference(), TARGETS))) == [Claim(7, ENGINE, key())]
+    assert (book.begun, book.reading) == (1, 0)
+
+
+def test_abort_of_a_held_offer_frees_the_other_side_too(book: FetchBook) -> None:
+    book.hold(100.0, 7, ADDRESS, reference())
+    effects = book.abort(7)
+    assert messages(effects) == [Claim(7, ENGINE, key())]
+    assert reasons(effects) == [FailureReason.ABORTED]
+    assert messages(book.receive(101.0, ADDRESS, CLAIMED)) == ACKNOWLEDGED
+
+
+def test_closing_gives_everything_up(reading: FetchBook) -> None:
+    reading.fetch(100.0, 8, Order(ADDRESS, reference("second"), TARGETS))
+    effects = reading.close()
+    assert reasons(effects) == [FailureReason.CLOSED] * 2
+    assert CancelReads(7) in effects

@@ -1,0 +1,49 @@
+"""How far granted renewals reach, on the reader's own clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvweave.errors import RemoteProtocolError
+from kvweave.protocol.renewal import Renewals
+
+
+def test_nothing_is_covered_before_a_grant() -> None:
+    assert not Renewals(100.0, 3.0).cover(100.0)
+
+
+def test_grant_reaches_from_the_sending_not_from_the_answer() -> None:
+    renewals = Renewals(100.0, 3.0)
+    renewals.grant(1, 10.0)
+    assert renewals.cover(109.9)
+    assert not renewals.cover(110.0)
+
+
+def test_grants_that_overtake_each_other_never_reach_less_far() -> None:
+    renewals = Renewals(100.0, 3.0)
+    renewals.send(103.0)
+    renewals.grant(2, 10.0)
+    renewals.grant(1, 10.0)
+    renewals.grant(2, 10.0)
+    assert renewals.granted_until == 113.0
+
+
+def test_grant_that_was_not_asked_for_is_the_peers_fault() -> None:
+    with pytest.raises(RemoteProtocolError, match="sequence 2, of which 1"):
+        Renewals(100.0, 3.0).grant(2, 10.0)
+
+
+def test_next_renewal_is_due_an_interval_after_the_last() -> None:
+    renewals = Renewals(100.0, 3.0)
+    renewals.send(104.0)
+    assert renewals.due == 107.0
+
+
+def test_waiting_ends_with_the_grant_or_the_answers_bound_whichever_is_later() -> None:
+    renewals = Renewals(100.0, 3.0)
+    assert renewals.hopeless(5.0) == 105.0
+    renewals.grant(1, 10.0)
+    assert renewals.hopeless(5.0) == 110.0
+    renewals.send(107.0)
+    renewals.send(109.0)
+    assert renewals.hopeless(5.0) == 112.0
