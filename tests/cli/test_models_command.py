@@ -1,6 +1,8 @@
 import json
 
-from kvweave.models import presets
+import pytest
+
+from kvweave.models import preset, presets
 
 
 def test_every_preset_is_listed_with_its_name(run_document):
@@ -38,6 +40,17 @@ def test_a_config_file_is_described_too(run_document, tmp_path):
     path.write_text(json.dumps(config | {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 10}))
     (model,) = run_document("models", str(path))[1]
     assert (model["name"], model["dtype_assumed"], model["bytes_per_token"]) == ("mine", True, 2 * 2 * 2 * 16 * 2)
+
+
+@pytest.mark.parametrize("command", ["models", "plan", "check", "verify"])
+def test_a_name_is_never_taken_for_markup(run, tmp_path, command):
+    folder = tmp_path / "[red]mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(preset("smollm2-135m").config))
+    pair = [f"--model={folder}", "-p", "tp=1", "-d", "tp=1"]
+    result = run(command, *([str(folder)] if command == "models" else pair))
+    assert result.exit_code == 0
+    assert ("[red]mine" in result.stdout) == (command != "verify")
 
 
 def test_an_unknown_model_is_a_wrong_question(run):

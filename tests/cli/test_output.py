@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from kvweave.cli.output import answers, format_bytes, format_seconds, notices, write_document
+from kvweave.cli.output import add_row, answers, format_bytes, format_seconds, new_table, notices, write_document
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,11 @@ def test_answers_go_to_stdout_and_notices_to_stderr(capsys):
 def test_a_broken_pipe_is_left_to_the_command_group(open_console):
     with pytest.raises(BrokenPipeError):
         open_console().on_broken_pipe()
+
+
+def test_a_cell_is_plain_text(capsys):
+    table = new_table()
+    table.add_column("name")
+    add_row(table, "[/bold] [red]x")
+    answers().print(table)
+    assert "[/bold] [red]x" in capsys.readouterr().out

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from kvweave.cli.command import Command
 from kvweave.cli.failure import ANSWER_IS_NO, mismatch_document
 from kvweave.cli.options import KEYS_HELP, AsDocument, Decode, Prefill, describe_engine, parse_pair
-from kvweave.cli.output import answers, write_document
+from kvweave.cli.output import add_row, answers, new_table, write_document
 from kvweave.core.layout import EngineLayout
 from kvweave.core.plan import plan_transfer
 from kvweave.errors import ConfigurationError, IncompatibleLayouts, Mismatch
@@ -70,14 +69,14 @@ def _show(layouts: tuple[EngineLayout, EngineLayout], problems: Sequence[Mismatc
     console = answers()
     sides = [f"{layout.model.name} ({describe_engine(layout)})" for layout in layouts]
     if not problems:
-        console.print(f"compatible: prefill {sides[0]} and decode {sides[1]}")
+        console.print(f"compatible: prefill {sides[0]} and decode {sides[1]}", markup=False)
         return
-    console.print(f"NOT compatible: prefill {sides[0]} and decode {sides[1]}")
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    console.print(f"NOT compatible: prefill {sides[0]} and decode {sides[1]}", markup=False)
+    table = new_table()
     for title in ("field", "prefill has", "decode has", "remedy"):
         table.add_column(title, overflow="fold")
     for problem in problems:
-        table.add_row(problem.field, problem.source, problem.target, problem.remedy)
+        add_row(table, problem.field, problem.source, problem.target, problem.remedy)
     console.print(table)
 
 

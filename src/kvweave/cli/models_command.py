@@ -7,11 +7,12 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from kvweave.cli.command import Command
 from kvweave.cli.options import AsDocument
-from kvweave.cli.output import answers, format_bytes, write_document
+from kvweave.cli.output import add_row, answers, format_bytes, new_table, write_document
 from kvweave.models import ModelDescription, describe, presets
 
 
@@ -35,7 +36,7 @@ def models(
 def _show_all(found: Sequence[ModelDescription]) -> None:
     table = _table("model", "family", "layers", "per token", "per request", "window", "groups")
     for model in found:
-        table.add_row(
+        add_row(table,
             model.name, model.family, str(model.layers), *_amounts(model.bytes_per_token, model.bytes_per_request),
             _amount(model.window_bytes), ", ".join(f"{group.name} x{group.layers}" for group in model.groups),
         )  # fmt: skip
@@ -44,17 +45,19 @@ def _show_all(found: Sequence[ModelDescription]) -> None:
 
 def _show_one(model: ModelDescription) -> None:
     console = answers()
-    console.print(f"[bold]{model.name}[/bold]   {model.family} ({model.architecture}), {model.layers} layers")
+    console.print(
+        f"[bold]{escape(model.name)}[/bold]   {model.family} ({escape(model.architecture)}), {model.layers} layers"
+    )
     table = _table("group", "layers", "per token", "per request", "window", "arrays of one layer")
     for group in model.groups:
         amounts = _amounts(group.bytes_per_token, group.bytes_per_request)
-        table.add_row(group.name, str(group.layers), *amounts, _amount(group.window_bytes), "\n".join(group.arrays))
+        add_row(table, group.name, str(group.layers), *amounts, _amount(group.window_bytes), "\n".join(group.arrays))
     table.add_section()
     total = _amounts(model.bytes_per_token, model.bytes_per_request)
-    table.add_row("all", str(sum(group.layers for group in model.groups)), *total, _amount(model.window_bytes), "")
+    add_row(table, "all", str(sum(group.layers for group in model.groups)), *total, _amount(model.window_bytes), "")
     console.print(table)
     for note in _notes(model):
-        console.print(note)
+        console.print(note, markup=False)
 
 
 def _notes(model: ModelDescription) -> list[str]:
@@ -72,7 +75,7 @@ def _amount(count: float) -> str:
 
 
 def _table(*titles: str) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table = new_table()
     for title in titles:
         numeric = title in ("layers", "per token", "per request", "window")
         table.add_column(title, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")

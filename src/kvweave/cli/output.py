@@ -11,6 +11,8 @@ import sys
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 ERROR_SCHEMA = "kvweave.error/1"
 _FILE_WIDTH = 160
@@ -37,6 +39,16 @@ def notices() -> Console:
 def write_document(document: Any) -> None:
     """A document for programs, on stdout, line by line: a single large write would hide that the reader went away."""
     sys.stdout.writelines((json.dumps(document, indent=2) + "\n").splitlines(keepends=True))
+
+
+def new_table() -> Table:
+    """A table without lines, for columns to be added."""
+    return Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def add_row(table: Table, *cells: str) -> None:
+    """A row of plain text: nothing in a name is taken for markup."""
+    table.add_row(*(Text(cell) for cell in cells))
 
 
 def format_bytes(count: float) -> str:

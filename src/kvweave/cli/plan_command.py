@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kvweave.cli.command import Command
@@ -23,7 +24,7 @@ from kvweave.cli.options import (
     parse_rank,
     parse_tokens,
 )
-from kvweave.cli.output import answers, format_bytes, format_seconds, write_document
+from kvweave.cli.output import add_row, answers, format_bytes, format_seconds, new_table, write_document
 from kvweave.cli.picture import draw_plan
 from kvweave.core.cost import RequestCost, TransferRates, estimate_request
 from kvweave.core.explain import PlanRow, PlanTotals, describe_ranks, plan_rows, plan_totals
@@ -89,7 +90,7 @@ def _write(path: Path, text: str) -> None:
 
 def _show(console: Console, made: TransferPlan, costs: dict[str, RequestCost], tokens: int | None) -> None:
     console.print(
-        f"[bold]{made.decode.model.name}[/bold]   prefill {describe_engine(made.prefill)}   ->   "
+        f"[bold]{escape(made.decode.model.name)}[/bold]   prefill {describe_engine(made.prefill)}   ->   "
         f"decode {describe_engine(made.decode)}"
     )
     console.print(_totals_text(made, plan_totals(made)))
@@ -120,13 +121,13 @@ def _span(least: float, most: float) -> str:
 
 
 def _table(made: TransferPlan) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table = new_table()
     for title in ("decode", "layers", "part", "box", "from (or)", "tokens"):
         table.add_column(title, overflow="fold")
     table.add_column("bytes", justify="right", no_wrap=True)
     for target, rows in islice(groupby(plan_rows(made), key=lambda row: row.target), _SHOWN_TARGETS):
         for cells in _cells(target, rows):
-            table.add_row(*cells)
+            add_row(table, *cells)
         table.add_section()
     return table
 

@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 
 from kvweave.cli.command import Command
 from kvweave.cli.failure import ANSWER_IS_NO, WRONG_QUESTION
 from kvweave.cli.options import KEYS_HELP, AsDocument, Decode, Model, Prefill, parse_pair, parse_tokens
-from kvweave.cli.output import answers, format_bytes, notices, write_document
+from kvweave.cli.output import add_row, answers, format_bytes, new_table, notices, write_document
 from kvweave.core.plan import plan_transfer
 from kvweave.core.verify import Report
 from kvweave.errors import IncompatibleLayouts, LayoutError
@@ -76,7 +75,7 @@ def verify(
 
 def _progress() -> Progress:
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("ranks"),
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("ranks"),
         console=notices(), transient=True,
     )  # fmt: skip
 
@@ -119,16 +118,16 @@ def _document(proof: _Proof) -> dict[str, object]:
 
 def _show(proofs: Sequence[_Proof]) -> None:
     if len(proofs) == 1:
-        answers().print(str(proofs[0].report))
+        answers().print(str(proofs[0].report), markup=False)
         return
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table = new_table()
     table.add_column("model", no_wrap=True)
     table.add_column("result", no_wrap=True)
     for title in ("ranks", "rows", "bytes", "elements", "seconds"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("why", overflow="fold")
     for proof in proofs:
-        table.add_row(*_cells(proof))
+        add_row(table, *_cells(proof))
     answers().print(table)
     answers().print(_summary(proofs))
 
