@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,35 @@ def with_geometry(**strides: object) -> Shard:
 def test_a_region_outside_the_address_space_is_refused(address: int, nbytes: int) -> None:
     with pytest.raises(LayoutError, match=rf"region: address {address:#x} with {nbytes} bytes .*; state an address"):
         Region(address, nbytes)
+
+
+NUMBERS = [pytest.param(value, id=repr(value)) for value in (math.nan, 1.5, "8", None, True)]
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+@pytest.mark.parametrize("field", ["address", "nbytes", "device"])
+def test_a_region_is_described_in_whole_numbers(field: str, value: object) -> None:
+    with pytest.raises(LayoutError, match=f"region: {field} is .*; it must be a whole number"):
+        replace(RANK.regions[0], **{field: value})
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+@pytest.mark.parametrize(
+    "field", ["block_entries", "kernel_block_entries", "block_stride", "kernel_stride", "entry_stride"]
+)
+def test_a_geometry_is_described_in_whole_numbers(field: str, value: object) -> None:
+    with pytest.raises(LayoutError, match=f"geometry: {field} is .*; it must be a whole number"):
+        with_geometry(**{field: value})
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+def test_axis_strides_places_and_counts_are_whole_numbers(value: object) -> None:
+    with pytest.raises(LayoutError, match=r"geometry: axis stride 1 is .*; it must be a whole number"):
+        with_geometry(axis_strides=(128, value))
+    with pytest.raises(LayoutError, match=r"full\.0 k: num_blocks is .*; it must be a whole number"):
+        replace(SHARD, num_blocks=value)
+    with pytest.raises(LayoutError, match=r"place of full\.0 k: offset is .*; it must be a whole number"):
+        replace(RANK, shards=(replace(SHARD, places=(replace(SHARD.places[0], offset=value),)),))
 
 
 def test_a_region_may_end_with_the_address_space() -> None:

@@ -100,7 +100,7 @@ def state_specs(draw: st.DrawFn, tensor_sizes: tuple[int, ...]) -> LayerSpec:
 
 @st.composite
 def models(draw: st.DrawFn, tensor_sizes: tuple[int, ...]) -> ModelCache:
-    """One to three groups of layers, each layer with a spec of its own; no layer is windowed and full in one table."""
+    """One to three groups, each of layers with tokens or of layers with states; kinds mix inside a group."""
     groups: list[KVCacheGroup] = []
     for number in range(draw(st.integers(1, 3))):
         specs = token_specs(tensor_sizes) if draw(st.booleans()) else state_specs(tensor_sizes)
