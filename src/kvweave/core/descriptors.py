@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -23,15 +23,15 @@ import numpy.typing as npt
 
 from kvweave.core.array import TokenAxis
 from kvweave.core.block_table import NULL_BLOCK, BlockTable, BlockTables, name_tables
+from kvweave.core.bundle import Bundle, bundle_reads
 from kvweave.core.interval import Interval
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.read import Read, ReadEnd
-from kvweave.core.replicas import Salt, choose
-from kvweave.core.runs import RunShape
+from kvweave.core.replicas import Salt
+from kvweave.core.runs import Offsets, Runs
 from kvweave.core.tokens import segments
 from kvweave.errors import BlockTableError
 
-Offsets = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
 
 
@@ -102,12 +102,6 @@ class _Segments(NamedTuple):
     entries: Offsets
 
 
-class _Runs(NamedTuple):
-    source: Offsets
-    target: Offsets
-    nbytes: Offsets
-
-
 def describe_request(
     reads: Sequence[Read],
     source_groups: Sequence[str],
@@ -133,11 +127,10 @@ def describe_request(
         num_tokens,
     )
     parts: dict[RankCoordinates, list[Rows]] = defaultdict(list)
-    for read in reads:
-        source = choose(read, salt)
-        rows = request.rows(read, source)
+    for bundle in bundle_reads(reads, salt):
+        rows = request.rows(bundle)
         if len(rows):
-            parts[source.coordinates].append(rows)
+            parts[bundle.source.coordinates].append(rows)
     joined = {source: _coalesce(_concatenate(parts[source])) for source in sorted(parts)}
     return RequestDescriptors(
         joined, {group: tuple(sorted(blocks)) for group, blocks in request.incomplete.items() if blocks}
@@ -159,20 +152,15 @@ class _Request:
         self._start_token = start_token
         self._num_tokens = num_tokens
         self._segments: dict[object, _Segments] = {}
-        self._runs: dict[object, _Runs] = {}
         self.incomplete: dict[str, set[int]] = defaultdict(set)
 
-    def rows(self, read: Read, source: ReadEnd) -> Rows:
-        """The rows of one read from one of its sources, for all layers."""
-        found = self._cached_segments(read, source)
-        key = (id(found), read.extents, read.array.dtype.nbytes, source.geometry, read.target.geometry)
-        if key not in self._runs:
-            self._runs[key] = _merge(_runs(found, read.shape(source), source, read.target))
-        return _for_layers(self._runs[key], read, source)
+    def rows(self, bundle: Bundle) -> Rows:
+        """The rows of one bundle, for all layers."""
+        return _for_layers(_runs(self._cached_segments(bundle.read, bundle.source), bundle).merged(), bundle)
 
     def _cached_segments(self, read: Read, source: ReadEnd) -> _Segments:
         target = read.target
-        key = (read.array.tokens, _token_placement(source), _token_placement(target))
+        key = (read.array.tokens, source.placement, target.placement)
         if key not in self._segments:
             tokens = read.array.tokens
             self._segments[key] = (
@@ -213,11 +201,6 @@ def _stretch(end: ReadEnd) -> int:
     return kernel if end.tokens is None else end.tokens.stretch(kernel)
 
 
-def _token_placement(end: ReadEnd) -> tuple[object, ...]:
-    """Everything about one side that says where its entries lie, the table included."""
-    return end.group, end.num_blocks, end.scratch_blocks, end.tokens, replace(end.geometry, axis_strides=())
-
-
 def _locate(first: Offsets, end: ReadEnd, table: BlockTable) -> tuple[Offsets, Offsets]:
     """Byte offset of each entry from the place's base, and its block id."""
     geometry = end.geometry
@@ -237,41 +220,31 @@ def _check_needed(table: BlockTable, blocks: Offsets, needed: npt.NDArray[np.boo
         )
 
 
-def _runs(found: _Segments, shape: RunShape, source: ReadEnd, target: ReadEnd) -> _Runs:
+def _runs(found: _Segments, bundle: Bundle) -> Runs:
     """Segments times the runs of one entry; entries that do not join are taken one by one."""
     starts, ends, lengths = found
-    if not shape.entries_join:
+    if not bundle.entries_join:
         within = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        starts = np.repeat(starts, lengths) + within * source.geometry.entry_stride
-        ends = np.repeat(ends, lengths) + within * target.geometry.entry_stride
+        starts = np.repeat(starts, lengths) + within * bundle.source.geometry.entry_stride
+        ends = np.repeat(ends, lengths) + within * bundle.read.target.geometry.entry_stride
         lengths = np.ones(len(starts), dtype=np.int64)
-    return _Runs(
-        (starts[:, None] + shape.source_offsets).ravel(),
-        (ends[:, None] + shape.target_offsets).ravel(),
-        np.repeat(lengths * shape.run_bytes, len(shape.source_offsets)),
+    return Runs(
+        (starts[:, None] + bundle.runs.source).ravel(),
+        (ends[:, None] + bundle.runs.target).ravel(),
+        (lengths[:, None] * bundle.runs.nbytes).ravel(),
     )
 
 
-def _merge(runs: _Runs) -> _Runs:
-    """Runs by rising source offset, neighbours joined that continue on both sides."""
-    order = np.argsort(runs.source, kind="stable")
-    source, target, nbytes = (column[order] for column in runs)
-    breaks = np.ones(len(source), dtype=np.bool_)
-    breaks[1:] = (source[:-1] + nbytes[:-1] != source[1:]) | (target[:-1] + nbytes[:-1] != target[1:])
-    starts = np.flatnonzero(breaks)
-    return _Runs(source[starts], target[starts], np.add.reduceat(nbytes, starts) if len(starts) else nbytes)
-
-
-def _for_layers(runs: _Runs, read: Read, source: ReadEnd) -> Rows:
-    count = len(runs.source)
-    layers = len(read.layers)
+def _for_layers(runs: Runs, bundle: Bundle) -> Rows:
+    source, target = bundle.source, bundle.read.target
+    count, layers = len(runs.source), len(bundle.read.layers)
     return Rows(
         source.coordinates,
         (source.addresses[:, None] + runs.source.astype(np.uint64)).ravel(),
-        (read.target.addresses[:, None] + runs.target.astype(np.uint64)).ravel(),
+        (target.addresses[:, None] + runs.target.astype(np.uint64)).ravel(),
         np.tile(runs.nbytes.astype(np.uint64), layers),
         np.repeat(source.regions, count),
-        np.repeat(read.target.regions, count),
+        np.repeat(target.regions, count),
     )
 
 
