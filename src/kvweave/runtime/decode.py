@@ -26,7 +26,7 @@ from kvweave.runtime.control import ControlClient
 from kvweave.runtime.decode_coordinator import Abort, Begin, Connect, DecodeCommand, DecodeCoordinator, Hold, Peer
 from kvweave.runtime.handle import Fetch
 from kvweave.runtime.metrics import Metrics, Observer, Recorder
-from kvweave.runtime.naming import TransportFactory, engine_name, rank_names
+from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_names
 from kvweave.runtime.polling import PollingThread
 from kvweave.runtime.tables import checked_tables
 from kvweave.runtime.workers import DecodeWorker
@@ -53,7 +53,7 @@ class DecodeEngine:
         observer: Observer | None = None,
     ) -> None:
         self.layout = layout
-        self.engine_id = engine_id or engine_name("decode")
+        self.engine_id = checked_engine_id("decode", engine_id)
         self.peers = PeerList.parse(peers)
         self._recorder = Recorder(observer)
         self._numbers = itertools.count(secrets.randbits(48) + 1)
