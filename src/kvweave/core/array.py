@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvweave.core.whole import require_whole
 from kvweave.errors import ConfigurationError
+
+MOST_ELEMENTS = 2**24
+"""The most elements along one axis: far above any model, and low enough to count them one by one."""
 
 _ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1,
@@ -28,7 +32,9 @@ class DType:
     nbytes: int
 
     def __post_init__(self) -> None:
-        require_positive("dtype " + self.name, "nbytes", self.nbytes)
+        if not isinstance(self.name, str):
+            raise ConfigurationError(f"dtype: name {self.name!r} is no text; name the type of an element")
+        require_whole(f"dtype {self.name}", 1, MOST_ELEMENTS, nbytes=self.nbytes)
 
     @staticmethod
     def of(name: str | DType) -> DType:
@@ -39,7 +45,7 @@ class DType:
         """
         if isinstance(name, DType):
             return name
-        if name not in _ITEM_BYTES:
+        if not isinstance(name, str) or name not in _ITEM_BYTES:
             raise ConfigurationError(f"dtype: {name!r} is not known; use one of {', '.join(sorted(_ITEM_BYTES))}")
         return DType(name, _ITEM_BYTES[name])
 
@@ -56,7 +62,8 @@ class Axis:
     units: int = 0
 
     def __post_init__(self) -> None:
-        require_positive(f"axis {self.name}", "size", self.size)
+        require_whole(f"axis {self.name}", 1, MOST_ELEMENTS, size=self.size)
+        require_whole(f"axis {self.name}", None, units=self.units)
         if self.units < 0 or (self.units and self.size % self.units):
             raise ConfigurationError(f"axis {self.name}: size {self.size} is not a multiple of its {self.units} units")
 
@@ -104,9 +111,9 @@ class TokenAxis:
     dcp_sharded: bool = True
 
     def __post_init__(self) -> None:
-        require_positive("token axis", "tokens_per_entry", self.tokens_per_entry)
+        require_whole("token axis", 1, tokens_per_entry=self.tokens_per_entry)
         if not isinstance(self.reach, FullReach):
-            require_positive("token axis", "window or chunk", self.reach.tokens)
+            require_whole("token axis", 1, window_or_chunk=self.reach.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +137,3 @@ class CacheArray:
         for axis in self.axes:
             total *= axis.size
         return total
-
-
-def require_positive(owner: str, name: str, value: int) -> None:
-    """Raises ``ConfigurationError`` unless ``value`` is a whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigurationError(f"{owner}: {name} is {value!r}; it must be a whole number of at least 1")

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvweave.core.array import CacheArray, TokenAxis
 from kvweave.core.layout import EngineLayout
-from kvweave.core.tokens import TokenShare, shared_runs
+from kvweave.core.tokens import TokenShare, turns
 from kvweave.errors import Mismatch
 
 
@@ -47,10 +47,9 @@ def uncovered(target: TokenShare | None, sources: Collection[TokenShare | None])
     if target is None or list(sources) == [TokenShare()]:
         return False
     shares = [share for share in sources if share is not None]
-    period = int(np.lcm.reduce([shared_runs(share, target)[1] for share in shares]))
-    entries = np.arange(period, dtype=np.int64)
-    hits = sum(share.holds(entries).astype(np.int64) for share in shares)
-    return bool(np.any(np.asarray(hits)[target.holds(entries)] != 1))
+    first, _, _ = turns((target, *shares))
+    wanted = first[target.holds(first)]
+    return bool(np.any(sum(share.holds(wanted).astype(np.int64) for share in shares) != 1))
 
 
 def _model_problems(prefill: EngineLayout, decode: EngineLayout) -> list[Mismatch]:

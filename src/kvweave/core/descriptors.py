@@ -29,7 +29,8 @@ from kvweave.core.parallel import RankCoordinates
 from kvweave.core.read import Read, ReadEnd
 from kvweave.core.replicas import Salt
 from kvweave.core.runs import Offsets, Runs
-from kvweave.core.tokens import segments
+from kvweave.core.tokens import TokenShare, segments
+from kvweave.core.whole import LARGEST
 from kvweave.errors import BlockTableError
 
 Addresses = npt.NDArray[np.uint64]
@@ -113,18 +114,10 @@ def describe_request(
     salt: Salt,
 ) -> RequestDescriptors:
     """The rows of one request for one target rank; see ``TransferPlan.descriptors``."""
-    for name, value in (("start_token", start_token), ("num_tokens", num_tokens)):
-        if not isinstance(value, int | np.integer) or isinstance(value, bool):
-            raise BlockTableError(f"tokens: {name} is {value!r}; it must be a whole number of at least 0")
-    if not 0 <= start_token <= num_tokens:
-        raise BlockTableError(
-            f"tokens: start_token {start_token} and num_tokens {num_tokens}; 0 <= start_token <= num_tokens must hold"
-        )
     request = _Request(
         name_tables("source", source_groups, source_blocks),
         name_tables("target", target_groups, target_blocks),
-        start_token,
-        num_tokens,
+        _token_range(start_token, num_tokens),
     )
     parts: dict[RankCoordinates, list[Rows]] = defaultdict(list)
     for bundle in bundle_reads(reads, salt):
@@ -137,6 +130,18 @@ def describe_request(
     )
 
 
+def _token_range(start_token: int, num_tokens: int) -> Interval:
+    for name, value in (("start_token", start_token), ("num_tokens", num_tokens)):
+        if not isinstance(value, int | np.integer) or isinstance(value, bool):
+            raise BlockTableError(f"tokens: {name} is {value!r}; it must be a whole number of at least 0")
+    if not 0 <= start_token <= num_tokens <= LARGEST:
+        raise BlockTableError(
+            f"tokens: start_token {start_token} and num_tokens {num_tokens}; 0 <= start_token <= num_tokens < 2**63 "
+            "must hold"
+        )
+    return Interval(int(start_token), int(num_tokens))
+
+
 class _Request:
     """One request's tables and tokens; segments are computed once per pair of token geometries."""
 
@@ -144,13 +149,11 @@ class _Request:
         self,
         source_tables: Mapping[str, BlockTable],
         target_tables: Mapping[str, BlockTable],
-        start_token: int,
-        num_tokens: int,
+        lacking: Interval,
     ) -> None:
         self._source_tables = source_tables
         self._target_tables = target_tables
-        self._start_token = start_token
-        self._num_tokens = num_tokens
+        self._lacking = lacking
         self._segments: dict[object, _Segments] = {}
         self.incomplete: dict[str, set[int]] = defaultdict(set)
 
@@ -177,19 +180,22 @@ class _Request:
 
     def _entries(self, tokens: TokenAxis, source: ReadEnd, target: ReadEnd) -> _Segments:
         rate = tokens.tokens_per_entry
-        wanted = Interval(self._start_token // rate, self._num_tokens // rate)
+        wanted = Interval(self._lacking.start // rate, self._lacking.stop // rate)
+        source_table, target_table = self._source_tables[source.group], self._target_tables[target.group]
+        _require_length(source_table, source, wanted)
+        _require_length(target_table, target, wanted)
         first, lengths = segments(wanted, (_stretch(source), _stretch(target)))
         held = lengths > 0
         for share in (source.tokens, target.tokens):
             if share is not None and share.count > 1:
                 held &= share.holds(first)
         first, lengths = first[held], lengths[held]
-        visible = tokens.reach.first_needed(self._num_tokens) // rate
+        visible = tokens.reach.first_needed(self._lacking.stop) // rate
         needed = first + lengths > visible
-        source_offsets, source_block = _locate(first, source, self._source_tables[source.group])
-        target_offsets, target_block = _locate(first, target, self._target_tables[target.group])
-        _check_needed(self._source_tables[source.group], source_block, needed, np.maximum(first, visible))
-        _check_needed(self._target_tables[target.group], target_block, needed, np.maximum(first, visible))
+        source_offsets, source_block = _locate(first, source, source_table)
+        target_offsets, target_block = _locate(first, target, target_table)
+        _check_needed(source_table, source_block, needed, np.maximum(first, visible))
+        _check_needed(target_table, target_block, needed, np.maximum(first, visible))
         wanted_here, there = target_block != NULL_BLOCK, source_block != NULL_BLOCK
         self.incomplete[target.group].update(np.unique(target_block[wanted_here & ~there]).tolist())
         kept = wanted_here & there
@@ -199,6 +205,14 @@ class _Request:
 def _stretch(end: ReadEnd) -> int:
     kernel = end.geometry.kernel_block_entries
     return kernel if end.tokens is None else end.tokens.stretch(kernel)
+
+
+def _require_length(table: BlockTable, end: ReadEnd, wanted: Interval) -> None:
+    """The table reaches over all wanted entries of this side's share; refused before anything is counted out."""
+    share = end.tokens or TokenShare()
+    last = share.num_local(wanted.stop)
+    if last > share.num_local(wanted.start):
+        table.require(-(-last // end.geometry.block_entries))
 
 
 def _locate(first: Offsets, end: ReadEnd, table: BlockTable) -> tuple[Offsets, Offsets]:

@@ -42,7 +42,7 @@ def salt_number(salt: Salt) -> int:
     7
     """
     if isinstance(salt, str):
-        return int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "big")
+        return int.from_bytes(blake2b(salt.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
     try:
         return abs(index(salt))
     except TypeError:

@@ -47,8 +47,9 @@ def sample_tables(layout: EngineLayout, num_tokens: int, random: np.random.Gener
     for group, members in shards.items():
         pool = min(shard.num_blocks for shard in members)
         needed = max(_table_length(shard, num_tokens) for shard in members)
-        blocks = np.arange(pool) if random is None else random.permutation(pool)
-        tables[group] = blocks[: min(needed, pool)].astype(np.int64)
+        length = min(needed, pool)
+        blocks = np.arange(length) if random is None else random.choice(pool, length, replace=False)
+        tables[group] = blocks.astype(np.int64)
         tables[group][: min(_let_go(shard, num_tokens) for shard in members)] = NULL_BLOCK
     return tables
 

@@ -25,7 +25,7 @@ from kvweave.core.cache_config import MemoryKind
 from kvweave.core.interval import Interval
 from kvweave.core.layout import EngineLayout, Geometry, Place, RankLayout, Region, Shard
 from kvweave.core.model import CacheLayer, KVCacheGroup, ModelCache
-from kvweave.core.parallel import ParallelConfig
+from kvweave.core.parallel import MOST_RANKS, ParallelConfig
 from kvweave.core.spec import (
     ChunkedLocalAttentionSpec,
     CircularBufferSpec,
@@ -37,7 +37,6 @@ from kvweave.core.spec import (
 )
 from kvweave.core.tokens import TokenShare
 from kvweave.errors import ConfigurationError, LayoutError, RemoteProtocolError
-from kvweave.protocol.messages import MOST_RANKS
 
 MOST_SHARE_PERIOD = 2**16
 """Entries after which dcp's deal of tokens repeats: bounds the work that a peer's numbers can cause."""
