@@ -120,7 +120,7 @@ def describe_request(
         _token_range(start_token, num_tokens),
     )
     parts: dict[RankCoordinates, list[Rows]] = defaultdict(list)
-    for bundle in bundle_reads(reads, salt):
+    for bundle in bundle_reads(reads if num_tokens else (), salt):
         rows = request.rows(bundle)
         if len(rows):
             parts[bundle.source.coordinates].append(rows)

@@ -123,8 +123,8 @@ def _entry_offsets(
     """The entries that lie in memory, and each one's byte offset, one by one."""
     geometry = shard.geometry
     if shard.tokens is None or shard.array.tokens is None:
-        block = table[len(table) - 1 - shard.scratch_blocks]
-        return np.zeros(1, dtype=np.int64), np.array([block * geometry.block_stride], dtype=np.int64)
+        block = table[len(table) - 1 - shard.scratch_blocks :][: min(1, num_tokens)]
+        return np.zeros(len(block), dtype=np.int64), block * geometry.block_stride
     rate = shard.array.tokens.tokens_per_entry
     entries = np.arange((wanted.start_token if wanted else 0) // rate, num_tokens // rate, dtype=np.int64)
     if wanted is not None:

@@ -234,6 +234,7 @@ class EngineLayout:
                 f"engine: ranks {[str(rank) for rank in stated]}, but its parallel sizes give "
                 f"{[str(rank) for rank in expected]}; describe each rank once, in that order"
             )
+        self._check_arrays()
 
     @staticmethod
     def build(model: ModelCache, parallel: ParallelConfig, cache: CacheConfig | None = None) -> EngineLayout:
@@ -269,6 +270,30 @@ class EngineLayout:
     def group_names(self) -> tuple[str, ...]:
         """The names of all block tables, in the order in which the ranks mention them."""
         return tuple(dict.fromkeys(shard.group for rank in self.ranks for shard in rank.shards))
+
+    def _check_arrays(self) -> None:
+        """Each array is one of the model's, and described alike on all ranks."""
+        caches = {(layer.name, a.part): a.axes for layer in self.model.layers() for a in layer.spec.arrays()}
+        described: dict[tuple[str, str], CacheArray] = {}
+        seen: set[tuple[CacheArray, frozenset[str]]] = set()
+        for rank in self.ranks:
+            for shard in rank.shards:
+                if (shard.array, shard.layers) in seen:
+                    continue
+                seen.add((shard.array, shard.layers))
+                for layer in shard.layers:
+                    name = (layer, shard.array.part)
+                    if caches.get(name) != shard.array.axes:
+                        raise LayoutError(
+                            f"rank {rank.coordinates}: {layer} {shard.array.part} over "
+                            f"{', '.join(map(str, shard.array.axes))} is no array of model {self.model.name}; "
+                            "describe its layers as the model does"
+                        )
+                    if described.setdefault(name, shard.array) != shard.array:
+                        raise LayoutError(
+                            f"rank {rank.coordinates}: {layer} {shard.array.part} is {shard.array}, on another rank "
+                            f"{described[name]}; describe an array alike on all ranks"
+                        )
 
     @cached_property
     def _by_coordinates(self) -> dict[RankCoordinates, RankLayout]:

@@ -225,8 +225,7 @@ def _common(source: TokenShare | None, target: TokenShare | None) -> bool:
 
 
 def _not_held(target: Shard, layers: tuple[str, ...], box: Box) -> Mismatch:
-    wanted = ", ".join(f"{axis.name} {interval}" for axis, interval in zip(target.array.axes, box, strict=True))
     return Mismatch(
-        f"{layers[0]} {target.array.part}", "no rank that holds it", wanted,
+        f"{layers[0]} {target.array.part}", "no rank that holds it", target.array.box_text(box),
         "describe every prefill rank, or state the intervals so that they cover the axis",
     )  # fmt: skip

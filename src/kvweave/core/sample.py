@@ -34,8 +34,9 @@ def block_tokens(shard: Shard) -> int:
 
 def room_tokens(layout: EngineLayout) -> int:
     """How long a request may be before some group runs out of blocks; 2**20 where nothing has a token axis."""
+    pools = shared_pools(layout)
     paged = [shard for _, shard in all_shards(layout) if shard.tokens is not None]
-    return min((shard.num_blocks * block_tokens(shard) for shard in paged), default=1 << 20)
+    return min((shard.num_blocks // len(pools[shard.group]) * block_tokens(shard) for shard in paged), default=1 << 20)
 
 
 def sample_tables(layout: EngineLayout, num_tokens: int, random: np.random.Generator | None = None) -> Tables:
@@ -44,14 +45,49 @@ def sample_tables(layout: EngineLayout, num_tokens: int, random: np.random.Gener
     for _, shard in all_shards(layout):
         shards[shard.group].append(shard)
     tables: Tables = {}
-    for group, members in shards.items():
-        pool = min(shard.num_blocks for shard in members)
-        needed = max(_table_length(shard, num_tokens) for shard in members)
-        length = min(needed, pool)
-        blocks = np.arange(length) if random is None else random.choice(pool, length, replace=False)
-        tables[group] = blocks.astype(np.int64)
-        tables[group][: min(_let_go(shard, num_tokens) for shard in members)] = NULL_BLOCK
+    for groups in set(shared_pools(layout).values()):
+        members = {group: shards[group] for group in sorted(groups)}
+        pool = min(shard.num_blocks for alike in members.values() for shard in alike)
+        lengths = [max(_table_length(shard, num_tokens) for shard in alike) for alike in members.values()]
+        total = min(sum(lengths), pool)
+        blocks = np.arange(total) if random is None else random.choice(pool, total, replace=False)
+        parts = np.split(blocks.astype(np.int64), np.cumsum(lengths)[:-1])
+        for (group, alike), table in zip(members.items(), parts, strict=True):
+            table[: min(_let_go(shard, num_tokens) for shard in alike)] = NULL_BLOCK
+            tables[group] = table
     return tables
+
+
+def shared_pools(layout: EngineLayout) -> dict[str, frozenset[str]]:
+    """For each group the groups, itself among them, that take blocks from one pool: they lie in the same memory.
+
+    An engine may keep layers of several groups in one tensor; a block then belongs to one group at a time (vLLM's
+    hybrid cache).
+    """
+    pools = {group: frozenset([group]) for group in layout.group_names()}
+    for rank in layout.ranks:
+        for one, other in _overlapping(rank):
+            if other not in pools[one]:
+                joined = pools[one] | pools[other]
+                pools |= dict.fromkeys(joined, joined)
+    return pools
+
+
+def _overlapping(rank: RankLayout) -> Iterator[tuple[str, str]]:
+    """Pairs of groups with places that reach into each other."""
+    if len({shard.group for shard in rank.shards}) < 2:
+        return
+    places = sorted(
+        (place.region, place.offset, place.offset + shard.extent_bytes, shard.group)
+        for shard in rank.shards
+        for place in shard.places
+    )
+    region, reached, holder = -1, 0, ""
+    for number, start, stop, group in places:
+        if number == region and start < reached and group != holder:
+            yield holder, group
+        if number != region or stop > reached:
+            region, reached, holder = number, stop, group
 
 
 def _table_length(shard: Shard, num_tokens: int) -> int:
