@@ -1,12 +1,13 @@
 """Block tables of a request that does not exist, for proofs and estimates: in random order, or one block after another.
 
 A table names as many blocks as the request's tokens need; where every layer of a group has a window or chunk, the
-blocks that lie wholly behind it are null, as an engine would have them.
+blocks that lie wholly behind it are null, as an engine would have them. Groups that lie in the same region take their
+blocks from one pool: there a block id belongs to one group at a time (vLLM lays its groups over one another).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from kvweave.core.block_table import NULL_BLOCK
 from kvweave.core.layout import EngineLayout, RankLayout, Shard
+from kvweave.core.parallel import RankCoordinates
 
 Tables = dict[str, npt.NDArray[np.int64]]
 
@@ -35,7 +37,9 @@ def block_tokens(shard: Shard) -> int:
 def room_tokens(layout: EngineLayout) -> int:
     """How long a request may be before some group runs out of blocks; 2**20 where nothing has a token axis."""
     paged = [shard for _, shard in all_shards(layout) if shard.tokens is not None]
-    return min((shard.num_blocks * block_tokens(shard) for shard in paged), default=1 << 20)
+    sharers = Counter(_pools(layout).values())
+    shares = {group: sharers[pool] for group, pool in _pools(layout).items()}
+    return min((shard.num_blocks // shares[shard.group] * block_tokens(shard) for shard in paged), default=1 << 20)
 
 
 def sample_tables(layout: EngineLayout, num_tokens: int, random: np.random.Generator | None = None) -> Tables:
@@ -44,13 +48,28 @@ def sample_tables(layout: EngineLayout, num_tokens: int, random: np.random.Gener
     for _, shard in all_shards(layout):
         shards[shard.group].append(shard)
     tables: Tables = {}
+    free: dict[str, npt.NDArray[np.int64]] = {}
+    pools = _pools(layout)
     for group, members in shards.items():
-        pool = min(shard.num_blocks for shard in members)
+        size = min(shard.num_blocks for shard in members)
         needed = max(_table_length(shard, num_tokens) for shard in members)
-        blocks = np.arange(pool) if random is None else random.permutation(pool)
-        tables[group] = blocks[: min(needed, pool)].astype(np.int64)
+        if pools[group] not in free:
+            free[pools[group]] = (np.arange(size) if random is None else random.permutation(size)).astype(np.int64)
+        tables[group], free[pools[group]] = np.split(free[pools[group]], [needed])
         tables[group][: min(_let_go(shard, num_tokens) for shard in members)] = NULL_BLOCK
     return tables
+
+
+def _pools(layout: EngineLayout) -> dict[str, str]:
+    """For each group the first of those that share a region with it, be it by way of another group."""
+    pools = {group: group for group in layout.group_names()}
+    owners: dict[tuple[RankCoordinates, int], str] = {}
+    for rank, shard in all_shards(layout):
+        for region in {place.region for place in shard.places}:
+            mine, theirs = pools[shard.group], pools[owners.setdefault((rank.coordinates, region), shard.group)]
+            if mine != theirs:
+                pools = {group: theirs if pool == mine else pool for group, pool in pools.items()}
+    return pools
 
 
 def _table_length(shard: Shard, num_tokens: int) -> int:
