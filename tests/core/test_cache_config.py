@@ -40,3 +40,9 @@ def test_a_kernel_block_must_divide_the_block(kernel: object) -> None:
         ConfigurationError, match=f"kernel_block_size: {kernel!r} does not divide block_size=16; choose a divisor"
     ):
         CacheConfig(block_size=16, kernel_block_size=kernel)
+
+
+def test_scratch_blocks_leave_one_for_the_state():
+    assert CacheConfig(num_blocks=3, speculative_blocks=2).speculative_blocks == 2
+    with pytest.raises(ConfigurationError, match=r"speculative_blocks: 3 of num_blocks=3"):
+        CacheConfig(num_blocks=3, speculative_blocks=3)

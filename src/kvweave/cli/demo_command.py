@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,7 @@ SWEEP_SCHEMA = "kvweave.sweep/1"
 
 
 def demo(
+    context: typer.Context,
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="MODEL", help="smollm2, tiny:FAMILY, or a folder of a model.")
     ] = "smollm2",
@@ -38,27 +40,43 @@ def demo(
     decode: Annotated[
         str, typer.Option("--decode", "-d", metavar="ENGINE", help=f"The decode engine: {ENGINE_HELP}.")
     ] = "tp=1,block=64,layout=NHD",
-    prompt: Annotated[str | None, typer.Option(help="The question; a default one without it.")] = None,
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The question; a default one without it.")] = None,
     tokens: Annotated[int, typer.Option(min=1, max=4096, help="How many tokens to answer at most.")] = 64,
     sweep: Annotated[bool, typer.Option("--sweep", help="Every tiny family in several pairs of shapes.")] = False,
-    family: Annotated[list[str] | None, typer.Option(help="With --sweep: only this family; may be repeated.")] = None,
+    family: Annotated[
+        list[str] | None, typer.Option(metavar="FAMILY", help="With --sweep: only this family; may be repeated.")
+    ] = None,
     as_document: AsDocument = False,
 ) -> None:
     """Prefill a prompt in one process, decode it in another of different shape, over NIXL.
 
     The answer's tokens are compared with those of the same model in one engine: exit code 1 if they differ.
     """
+    _refuse_idle_options(context, ("model", "prefill", "decode", "prompt", "tokens") if sweep else ("family",))
     _require_parts()
     if sweep:
         _sweep(family or [], as_document=as_document)
         return
+    shapes = _shape("--prefill", prefill), _shape("--decode", decode)
     with _stage(model) as stage:
-        shown = stage.run(model, _shape("--prefill", prefill), _shape("--decode", decode), prompt, tokens)
+        shown = stage.run(model, *shapes, prompt, tokens)
     if as_document:
         write_document(_document(shown))
     else:
         _show(shown, prefill, decode)
     raise typer.Exit(0 if shown.ok else ANSWER_IS_NO)
+
+
+def _refuse_idle_options(context: typer.Context, names: Iterable[str]) -> None:
+    """An option that would change nothing is refused, not ignored."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            remedy = "add --sweep" if name == "family" else "leave it out, or leave out --sweep"
+            raise ConfigurationError(
+                f"--{name}: it changes nothing {'without' if name == 'family' else 'with'} --sweep, which runs tiny "
+                f"families in pairs of shapes of its own; {remedy}"
+            )
 
 
 def _require_parts() -> None:
@@ -75,30 +93,57 @@ def _shape(option: str, text: str) -> EngineShape:
 
     try:
         engine = parse_engine(text)
+        if engine.model_options:
+            raise ConfigurationError(
+                f"{next(iter(engine.model_options))}: it says how another engine runs its model; the embedded engine "
+                "runs the model as it is, leave it out"
+            )
+        if engine.states_num_blocks:
+            raise ConfigurationError("blocks: the demo makes as many as the prompt needs; leave it out")
+        return EngineShape(engine.parallel, engine.cache)
     except ConfigurationError as error:
         raise ConfigurationError(f"{option}: {error}") from None
-    return EngineShape(engine.parallel, engine.cache)
 
 
 @contextmanager
-def _stage(first: str) -> Iterator[Stage]:
+def _stage(first: str, *, steps_in_log: bool = True) -> Iterator[Stage]:
+    """Two engine processes. A terminal sees what they are at in one line that changes, a log one line per step."""
     from kvweave.engines.hf.demo import Stage
 
-    with notices().status(f"starting two processes for {first}") as status, Stage(status.update) as stage:
+    console, start = notices(), f"starting two processes for {first}"
+    if console.is_terminal:
+        with console.status(start) as status, Stage(status.update) as stage:
+            yield stage
+        return
+    console.print(start, markup=False, soft_wrap=True)
+    with Stage(partial(console.print, markup=False, soft_wrap=True) if steps_in_log else _ignore) as stage:
         yield stage
+
+
+def _ignore(_: str) -> None:
+    """For a sweep, whose results are its progress."""
+
+
+def _printable(text: str) -> str:
+    """The text without control characters, which would steer the terminal; tiny models answer in random bytes."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{MIDDLE DOT}" for letter in text)
 
 
 def _show(shown: Demonstration, prefill: str, decode: str) -> None:
     console = answers()
-    console.print(Panel(escape(shown.answer.strip() or "(no text)"), title=f"{shown.model} answers", expand=False))
+    answer = escape(_printable(shown.answer.strip()) or "(no text)")
+    console.print(Panel(answer, title=f"{escape(shown.model)} answers", expand=False))
     console.print(f"prefill {prefill}   ->   decode {decode}", markup=False)
-    console.print(_mapping(shown.contacts))
+    if shown.contacts:
+        console.print(_mapping(shown.contacts))
+        console.print(
+            f"moved {format_bytes(shown.nbytes)} of {shown.prompt_tokens - 1} prompt tokens "
+            f"in {shown.rows:,} pieces over NIXL"
+        )
+    else:
+        console.print("nothing was moved: the decode engine computes a prompt of one token itself")
     console.print(
-        f"moved {format_bytes(shown.nbytes)} of {shown.prompt_tokens - 1} prompt tokens "
-        f"in {shown.rows:,} pieces over NIXL"
-    )
-    console.print(
-        f"prefill {format_seconds(shown.prefill_seconds)}, {_transfer(shown)}, "
+        f"prefill {format_seconds(shown.prefill_seconds)}, {_transfer(shown)}"
         f"decode {format_seconds(shown.decode_seconds)}"
     )
     if shown.difference is not None:
@@ -121,7 +166,7 @@ def _mapping(contacts: Iterable[Contact]) -> Table:
 def _transfer(shown: Demonstration) -> str:
     names = {"peer": "handshake", "claim": "claim", "read": "read", "grant": "grant"}
     stages = shown.transfer_seconds.items()
-    return ", ".join(f"{names[stage]} {format_seconds(seconds)}" for stage, seconds in stages) or "nothing to move"
+    return "".join(f"{names[stage]} {format_seconds(seconds)}, " for stage, seconds in stages)
 
 
 def _difference(shown: Demonstration) -> str:
@@ -164,7 +209,7 @@ def _sweep(families: list[str], *, as_document: bool) -> None:
     chosen = families or list(FAMILIES)
     results: list[SweepResult] = []
     progress = notices()
-    with _stage("the sweep") as stage:
+    with _stage("the sweep", steps_in_log=False) as stage:
         for result in sweep(stage, chosen):
             results.append(result)
             progress.print(

@@ -237,7 +237,7 @@ _KEYS = (
     _Key("page_padding", "padding", "cache", _number, 1 << 30),
     _Key("num_blocks", "blocks", "cache", _number, 1 << 30),
     _Key("dtype", "dtype", "cache", _dtype),
-    _Key("speculative_blocks", "speculative_blocks", "cache", _number),
+    _Key("speculative_blocks", "speculative_blocks", "cache", _number, 64),
     _Key("memory", "memory", "cache", _upper),
     _Key("device", "device", "cache", _number),
     _Key("speculative_tokens", "speculative_tokens", "model", _number, 64),

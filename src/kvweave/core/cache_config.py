@@ -82,6 +82,11 @@ class CacheConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigurationError(f"{name}: {value!r} is not a whole number of at least {least}")
+        if self.speculative_blocks >= self.num_blocks:
+            raise ConfigurationError(
+                f"speculative_blocks: {self.speculative_blocks} of num_blocks={self.num_blocks} are scratch, a state "
+                "needs one block beside them; raise num_blocks"
+            )
         kernel = self.kernel_block_size
         if kernel is not None and (type(kernel) is not int or kernel < 1 or self.block_size % kernel):
             raise ConfigurationError(

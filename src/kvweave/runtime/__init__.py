@@ -6,7 +6,8 @@ from kvweave.runtime.decode import DecodeEngine
 from kvweave.runtime.decode_coordinator import Peer
 from kvweave.runtime.handle import Delivered, Fetch
 from kvweave.runtime.metrics import Metrics
-from kvweave.runtime.prefill import PrefillEngine, Released
+from kvweave.runtime.prefill import PrefillEngine
+from kvweave.runtime.prefill_coordinator import Released
 
 __all__ = [
     "DecodeEngine",

@@ -117,8 +117,9 @@ class ControlClient:
 
     def close(self) -> None:
         """Ends within ``LINGER_MILLISECONDS``."""
-        self._sockets.clear()
-        self._context.destroy(linger=LINGER_MILLISECONDS)
+        for address in tuple(self._sockets):
+            self.drop(address)
+        self._context.term()
 
     def _open(self, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)

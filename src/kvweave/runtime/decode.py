@@ -10,7 +10,7 @@ import itertools
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from kvweave.core.block_table import BlockTables
@@ -137,7 +137,8 @@ class DecodeEngine:
         self._thread.close()
 
     def _abort(self, number: int) -> None:
-        self._submit(Abort(number))
+        with suppress(LocalProtocolError):  # an engine that has ended has aborted everything
+            self._submit(Abort(number))
 
     def _checked(self, reference: OfferReference | dict[str, Any]) -> OfferReference:
         self._require_alive()

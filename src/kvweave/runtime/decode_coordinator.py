@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from kvweave.protocol.messages import Claim
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import DecodeSide
 from kvweave.runtime.clock import Clock
+from kvweave.runtime.commands import CommandQueue
 from kvweave.runtime.control import ControlClient
 from kvweave.runtime.events import (
     Connected,
@@ -116,15 +116,15 @@ class DecodeCoordinator:
         self._workers = workers
         self._clock = clock
         self._recorder = recorder
-        self._commands: deque[DecodeCommand] = deque()
+        self._commands: CommandQueue[DecodeCommand] = CommandQueue()
         self._records: dict[int, FetchRecord] = {}
         self._layouts: dict[str, EngineLayout] = {}
         self._peers: dict[str, Peer] = {}
         self._waiting: dict[str, list[Future[Peer]]] = {}
 
     def submit(self, command: DecodeCommand) -> None:
-        """Queues a command; for all threads."""
-        self._commands.append(command)
+        """Queues a command, from any thread; raises ``LocalProtocolError`` when the engine has ended."""
+        self._commands.put(command)
 
     def sockets(self) -> Sequence[Any]:
         """See ``Pollable``."""
@@ -132,8 +132,8 @@ class DecodeCoordinator:
 
     def poll(self) -> Activity:
         """See ``Pollable``."""
-        while self._commands:
-            self._carry_out(self._commands.popleft())
+        for command in self._commands.take():
+            self._carry_out(command)
         for address, data in self._client.receive():
             self._receive(address, data)
         for worker in self._workers:
@@ -158,7 +158,8 @@ class DecodeCoordinator:
             self._end_everything(f"the engine has ended: {cause}" if cause else "the engine is closed")
 
     def _end_everything(self, text: str) -> None:
-        for command in self._commands:
+        late = self._commands.close()
+        for command in late:
             if isinstance(command, Hold | Begin):
                 self._records.setdefault(command.fetch.number, FetchRecord(command.fetch, self._layout, 0.0))
         for record in self._records.values():
@@ -167,9 +168,10 @@ class DecodeCoordinator:
                 record.fetch.fail(failed, failure_error(failed, None))
             record.fetch.free()
         self._records.clear()
-        connects = [command.future for command in self._commands if isinstance(command, Connect)]
+        connects = [command.future for command in late if isinstance(command, Connect)]
         for future in itertools.chain(connects, *self._waiting.values()):
             future.set_exception(LocalProtocolError(text))
+        self._waiting.clear()
 
     def _carry_out(self, command: DecodeCommand) -> None:
         now = self._clock()

@@ -1,27 +1,21 @@
-"""The prefill side at run time: an engine that offers blocks and hears when they are free again.
+"""What an engine's author calls to offer blocks to decode engines, from any thread.
 
-``PrefillCoordinator`` is everything that the polling thread drives; ``PrefillEngine`` is what an engine's author calls,
-from any thread. An offer never waits: its generation number is taken here, and the rest is queued.
+An offer never waits: its generation number is taken here, and the rest is queued for the polling thread, which drives a
+``PrefillCoordinator``.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import secrets
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from contextlib import ExitStack, suppress
 
 from kvweave.core.block_table import BlockTables
 from kvweave.core.layout import EngineLayout
-from kvweave.errors import IncompatiblePeer, LocalProtocolError, RemoteProtocolError
-from kvweave.protocol.codec import decode, encode
-from kvweave.protocol.effects import Greeted, PrefillEffect, Release, ReleaseReason, Send, TurnedDown
-from kvweave.protocol.messages import MOST_ID_LETTERS, MOST_TOKENS, OfferKey
+from kvweave.errors import LocalProtocolError
+from kvweave.protocol.messages import MOST_ID_LETTERS, MOST_TOKENS
 from kvweave.protocol.offer import checked_lease
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import PrefillSide
@@ -30,141 +24,12 @@ from kvweave.runtime.clock import Clock, boot_time
 from kvweave.runtime.control import ControlServer
 from kvweave.runtime.metrics import Metrics, Observer, Recorder
 from kvweave.runtime.naming import TransportFactory, engine_name, rank_names
-from kvweave.runtime.polling import Activity, PollingThread
+from kvweave.runtime.polling import PollingThread
+from kvweave.runtime.prefill_coordinator import Offer, PrefillCoordinator, Released, Withdraw
 from kvweave.runtime.tables import checked_tables
 from kvweave.runtime.workers import PrefillWorker
 
-GREETED_SECONDS = 20.0
-"""How long after a handshake the thread stays awake for the connections that follow."""
-
-logger = logging.getLogger("kvweave")
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """The blocks of this offer may be freed; comes exactly once per offer."""
-
-    request_id: str
-    generation: int
-    reason: ReleaseReason
-
-
 OnRelease = Callable[[Released], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    reference: OfferReference
-    lease_seconds: float | None
-    announcement: Future[Released]
-
-
-@dataclass(frozen=True, slots=True)
-class _Withdraw:
-    offer: OfferKey
-
-
-class PrefillCoordinator:
-    """Offers, control channel and workers of one engine, driven by one thread. ``submit`` alone is for all threads."""
-
-    def __init__(
-        self,
-        side: PrefillSide,
-        server: ControlServer,
-        workers: Sequence[PrefillWorker],
-        clock: Clock,
-        recorder: Recorder,
-    ) -> None:
-        self._side = side
-        self._server = server
-        self._workers = workers
-        self._clock = clock
-        self._recorder = recorder
-        self._commands: deque[_Offer | _Withdraw] = deque()
-        self._announcements: dict[OfferKey, Future[Released]] = {}
-        self._awake_until = 0.0
-
-    def submit(self, command: _Offer | _Withdraw) -> None:
-        """Queues a command; it is carried out before any message that comes in later."""
-        self._commands.append(command)
-
-    def sockets(self) -> Sequence[Any]:
-        """See ``Pollable``."""
-        return self._server.sockets()
-
-    def poll(self) -> Activity:
-        """See ``Pollable``. Messages are taken before commands and handled after them: an offer precedes its claim."""
-        for worker in self._workers:
-            worker.poll()
-        messages = self._server.receive()
-        while self._commands:
-            self._carry_out(self._commands.popleft())
-        for connection, data in messages:
-            self._receive(connection, data)
-        now = self._clock()
-        self._perform(self._side.handle_timer(now))
-        busy = self._side.offers.being_read or now < self._awake_until
-        return Activity.SERVING if busy else Activity.IDLE
-
-    def begin_closing(self) -> None:
-        """See ``Pollable``."""
-        self._perform(self._side.close())
-
-    def close(self, cause: BaseException | None) -> None:
-        """See ``Pollable``. Offers that came too late are released as well."""
-        try:
-            while self._commands:
-                self._carry_out(self._commands.popleft())
-            self._perform(self._side.close())
-        finally:
-            self._server.close()
-            for worker in self._workers:
-                worker.close()
-
-    def _carry_out(self, command: _Offer | _Withdraw) -> None:
-        now = self._clock()
-        if isinstance(command, _Withdraw):
-            self._perform(self._side.withdraw(now, command.offer))
-            return
-        self._recorder.add("offers")
-        self._announcements[command.reference.offer] = command.announcement
-        self._perform(self._side.offer(now, command.reference, command.lease_seconds))
-
-    def _receive(self, connection: Hashable, data: bytes) -> None:
-        try:
-            effects = self._side.receive(self._clock(), connection, decode(data))
-        except IncompatiblePeer as error:
-            logger.warning("a peer of another version called: %s", error)
-            effects = self._side.other_version(connection, str(error))
-        except RemoteProtocolError as error:
-            self._recorder.add("malformed_messages")
-            logger.debug("malformed message: %s", error)
-            return
-        self._perform(effects)
-
-    def _perform(self, effects: Iterable[PrefillEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case Send():
-                    if not self._server.send(effect.to, encode(effect.message)):
-                        self._recorder.add("unsent_messages")
-                case Release():
-                    self._release(effect)
-                case Greeted():
-                    self._recorder.add("handshakes")
-                    self._awake_until = self._clock() + GREETED_SECONDS
-                    logger.info("decode engine %s connected", effect.engine_id)
-                case TurnedDown():
-                    logger.warning(
-                        "decode engine %s finds us incompatible:\n%s",
-                        effect.engine_id,
-                        "\n".join(map(str, effect.problems)),
-                    )
-
-    def _release(self, effect: Release) -> None:
-        self._recorder.add("released", effect.reason.value)
-        released = Released(effect.offer.request_id, effect.offer.generation, effect.reason)
-        self._announcements.pop(effect.offer).set_result(released)
 
 
 class PrefillEngine:
@@ -249,13 +114,17 @@ class PrefillEngine:
         announcement: Future[Released] = Future()
         if on_release is not None:
             announcement.add_done_callback(lambda future: on_release(future.result()))
-        self._coordinator.submit(_Offer(reference, lease_seconds, announcement))
+        self._coordinator.submit(Offer(reference, lease_seconds, announcement))
         self._thread.wake()
         return reference if num_tokens else None
 
     def withdraw(self, reference: OfferReference) -> None:
-        """Takes an offer back. It is released at once, or when the engine that reads it has finished."""
-        self._coordinator.submit(_Withdraw(reference.offer))
+        """Takes an offer back. It is released at once, or when the engine that reads it has finished.
+
+        An unknown or released one is ignored, also after the engine has ended.
+        """
+        with suppress(LocalProtocolError):
+            self._coordinator.submit(Withdraw(reference.offer))
         self._thread.wake()
 
     def metrics(self) -> Metrics:

@@ -6,6 +6,7 @@ Nothing here is special to the demonstration: the engines are the embedded ones,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -14,10 +15,12 @@ from typing import Self
 
 from kvweave import models
 from kvweave.core.layout import EngineLayout
+from kvweave.core.model import ModelCache
 from kvweave.core.plan import plan_transfer
 from kvweave.engines.hf.engine import EngineShape
 from kvweave.engines.hf.model_source import SMOLLM2, model_folder
 from kvweave.engines.hf.process import EngineProcess
+from kvweave.errors import ConfigurationError, LayoutError
 from kvweave.runtime import Delivered
 
 QUESTION = "What is the capital of France, and what is it known for? Answer in one sentence."
@@ -79,25 +82,24 @@ class Stage:
         self._prefill = EngineProcess("prefill")
         self._decode = EngineProcess("decode")
         self._loaded = ""
-        self._folder = Path()
 
     def run(
         self, model: str, prefill: EngineShape, decode: EngineShape, prompt: str | None = None, max_new_tokens: int = 64
     ) -> Demonstration:
         """Prefills ``prompt`` in one shape, decodes in the other, and compares with one engine.
 
-        Raises our errors: ``LayoutError`` for a shape the model does not allow, ``EngineProcessError`` if a side fails.
+        Raises our errors: ``LayoutError`` for a shape the model does not allow, ``IncompatibleLayouts`` for a pair that
+        does not fit, ``ConfigurationError`` for an empty prompt, ``EngineProcessError`` if a side fails.
         """
         folder = model_folder(model, self._tell)
-        cache = models.load(folder, dtype="float32")
-        for shape in (prefill, decode):
-            EngineLayout.build(cache, shape.parallel, shape.cache)
+        contacts = tuple(_contacts(models.load(folder, dtype="float32"), prefill, decode))
         self._load(model, folder)
-        tokens = self._prefill.encode(prompt or (QUESTION if model == SMOLLM2 else LONG_TEXT))
-        prefill, decode = (_sized(shape, len(tokens)) for shape in (prefill, decode))
+        tokens = self._prefill.encode(_prompt(model, prompt))
+        if not tokens:
+            raise ConfigurationError(f"prompt: {prompt!r} has no tokens; ask something")
         self._tell("opening the engines")
-        self._prefill.start_prefill(prefill)
-        self._decode.start_decode(decode)
+        self._prefill.start_prefill(_sized(prefill, len(tokens)))
+        self._decode.start_decode(_sized(decode, len(tokens)))
         started = perf_counter()
         self._tell(f"prefilling {len(tokens)} tokens")
         params = self._prefill.prefill("demo", tokens)
@@ -114,12 +116,7 @@ class Stage:
             answer=self._decode.text(answer.tokens),
             tokens=answer.tokens,
             expected=tuple(expected),
-            contacts=tuple(
-                _contacts(
-                    EngineLayout.build(cache, prefill.parallel, prefill.cache),
-                    EngineLayout.build(cache, decode.parallel, decode.cache),
-                )
-            ),
+            contacts=contacts if delivered else (),
             nbytes=delivered.nbytes if delivered else 0,
             rows=delivered.num_rows if delivered else 0,
             prefill_seconds=prefilled - started,
@@ -144,9 +141,10 @@ class Stage:
     def _load(self, model: str, folder: Path) -> None:
         if model == self._loaded:
             return
+        self._loaded = ""
         self._tell(f"loading {model} in both processes")
-        self._prefill.load(folder)
-        self._decode.load(folder)
+        with ThreadPoolExecutor(2) as both:
+            list(both.map(lambda process: process.load(folder), (self._prefill, self._decode)))
         self._loaded = model
 
 
@@ -163,8 +161,23 @@ def _sized(shape: EngineShape, num_tokens: int) -> EngineShape:
     return replace(shape, cache=replace(shape.cache, num_blocks=blocks))
 
 
-def _contacts(prefill: EngineLayout, decode: EngineLayout) -> Iterator[Contact]:
-    plan = plan_transfer(prefill, decode)
-    for rank in decode.ranks:
+def _prompt(model: str, prompt: str | None) -> str:
+    if prompt is not None:
+        return prompt
+    return QUESTION if model == SMOLLM2 else LONG_TEXT
+
+
+def _layout(side: str, cache: ModelCache, shape: EngineShape) -> EngineLayout:
+    """Raises ``LayoutError`` that names the side."""
+    try:
+        return EngineLayout.build(cache, shape.parallel, shape.cache)
+    except LayoutError as error:
+        raise LayoutError(f"{side}: {error}") from None
+
+
+def _contacts(cache: ModelCache, prefill: EngineShape, decode: EngineShape) -> Iterator[Contact]:
+    target = _layout("decode", cache, decode)
+    plan = plan_transfer(_layout("prefill", cache, prefill), target)
+    for rank in target.ranks:
         for group, sources in plan.sources(rank).items():
             yield Contact(str(rank.coordinates), group, tuple(str(source) for source in sources))

@@ -23,7 +23,7 @@ from kvweave.core.parallel import ParallelConfig
 from kvweave.engines.hf.block_pool import BlockPool
 from kvweave.engines.hf.paged_memory import PagedMemory, Tables
 from kvweave.engines.hf.runner import ModelRunner
-from kvweave.errors import KVWeaveError
+from kvweave.errors import ConfigurationError, KVWeaveError
 from kvweave.runtime import DecodeEngine, Delivered, PrefillEngine
 from kvweave.transport.base import Transport
 
@@ -35,10 +35,22 @@ _SAMPLED_WEIGHTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
-    """How an embedded engine is cut and laid out."""
+    """How an embedded engine is cut and laid out.
+
+    Raises ``ConfigurationError`` for what this engine cannot be: several engines, another dtype, other memory.
+    """
 
     parallel: ParallelConfig
     cache: CacheConfig
+
+    def __post_init__(self) -> None:
+        for name, stated, possible, remedy in (
+            ("dp", self.parallel.dp, 1, "start one engine per data parallel rank"),
+            ("dtype", self.cache.dtype or "float32", "float32", "it computes and keeps float32: leave dtype out"),
+            ("memory", str(self.cache.memory), "DRAM", "it keeps its cache in the machine's memory: leave it out"),
+        ):
+            if stated != possible:
+                raise ConfigurationError(f"{name}: {stated}, but the embedded engine has {name}={possible}; {remedy}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,26 @@
 """An embedded engine in an operating system process of its own.
 
 ``EngineProcess`` starts a process and asks it, one question at a time. The process outlives its engines, so many models
-and shapes can be tried with one start of torch. Both ends are this program: the channel is no way in for a peer.
+and shapes can be tried with one start of torch; it ends with the process that started it, however that one ends. Both
+ends are this program: the channel is no way in for a peer.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Mapping, Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvweave.errors import KVWeaveError, LocalProtocolError
+from kvweave.errors import ConfigurationError, KVWeaveError, LocalProtocolError
 
 _ANSWER_SECONDS = 600.0
+_CLOSE_SECONDS = 20.0
 
 
 class EngineProcessError(KVWeaveError):
@@ -30,11 +33,25 @@ class _Failure:
 
 
 class EngineProcess:
-    """One engine process. ``close`` (or leaving the context) ends it."""
+    """One engine process, called ``name`` in messages. ``close`` (or leaving the context) ends it.
 
-    def __init__(self, name: str) -> None:
+    Every question raises ``EngineProcessError`` when the process cannot answer it, has ended, or says nothing for
+    ``answer_seconds`` (then it is ended).
+    """
+
+    def __init__(self, name: str, answer_seconds: float = _ANSWER_SECONDS) -> None:
         self._name = name
-        self._executor = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        self._answer_seconds = answer_seconds
+        context = multiprocessing.get_context("spawn")
+        self._channel, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), name=name, daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def process_id(self) -> int:
+        """The operating system's number of the process."""
+        return self._process.pid or 0
 
     def load(self, folder: Path, threads: int = 1) -> None:
         """Loads the model; an engine of an earlier model is closed."""
@@ -74,9 +91,11 @@ class EngineProcess:
         return int(self._ask("blocks_in_use"))
 
     def close(self) -> None:
-        """Ends the engine and the process."""
-        self._executor.submit(_serve, "close", ())
-        self._executor.shutdown(wait=True)
+        """Ends the engine and the process, by force when it does not end by itself."""
+        self._channel.close()
+        self._process.join(_CLOSE_SECONDS)
+        self._process.kill()
+        self._process.join()
 
     def __enter__(self) -> Self:
         return self
@@ -88,11 +107,16 @@ class EngineProcess:
 
     def _ask(self, question: str, *arguments: Any) -> Any:
         try:
-            answer = self._executor.submit(_serve, question, arguments).result(_ANSWER_SECONDS)
-        except BrokenExecutor:
-            raise EngineProcessError(f"{self._name}: its process has ended while asked to {question}") from None
-        except FutureTimeoutError:
-            raise EngineProcessError(f"{self._name}: no answer to {question} in {_ANSWER_SECONDS:.0f} s") from None
+            self._channel.send((question, arguments))
+            if not self._channel.poll(self._answer_seconds):
+                self._process.kill()
+                raise EngineProcessError(f"{self._name}: no answer to {question} in {self._answer_seconds:g} s")
+            answer = self._channel.recv()
+        except (EOFError, OSError):
+            self._process.join(_CLOSE_SECONDS)
+            raise EngineProcessError(
+                f"{self._name}: its process has ended (exit code {self._process.exitcode}), asked to {question}"
+            ) from None
         if isinstance(answer, _Failure):
             raise EngineProcessError(f"{self._name}: {answer.message}")
         return answer
@@ -115,8 +139,14 @@ class _Host:
 
         self.close()
         disable_progress_bar()
-        self._runner = ModelRunner.load(folder, models.load(folder, dtype="float32"), threads)
-        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        known = models.load(folder, dtype="float32")
+        try:
+            self._runner = ModelRunner.load(folder, known, threads)
+            self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:  # what transformers raises for files that are missing or unreadable
+            raise ConfigurationError(
+                f"model: transformers cannot load {folder}: {error}; name a folder with config, weights and tokenizer"
+            ) from error
 
     def encode(self, prompt: str) -> list[int]:
         tokenizer = self._tokenizer
@@ -170,12 +200,22 @@ class _Host:
         return () if stop is None else (stop,)
 
 
-_HOST = _Host()
+def _serve(channel: Connection) -> None:
+    """The engine process: answers until the other end is closed. Our own errors go back as text.
+
+    An interrupt from the keyboard reaches both processes; the one that asks decides what becomes of it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    host = _Host()
+    with suppress(EOFError, OSError):
+        while True:
+            question, arguments = channel.recv()
+            channel.send(_answer(host, question, arguments))
+    host.close()
 
 
-def _serve(question: str, arguments: tuple[Any, ...]) -> Any:
-    """Runs in the engine process. Our own errors go back as text."""
+def _answer(host: _Host, question: str, arguments: tuple[Any, ...]) -> Any:
     try:
-        return getattr(_HOST, question)(*arguments)
+        return getattr(host, question)(*arguments)
     except KVWeaveError as error:
         return _Failure(str(error))
