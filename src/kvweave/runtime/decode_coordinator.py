@@ -128,7 +128,7 @@ class DecodeCoordinator:
 
     def sockets(self) -> Sequence[Any]:
         """See ``Pollable``."""
-        return self._client.sockets()
+        return [*self._client.sockets(), *(socket for worker in self._workers for socket in worker.sockets())]
 
     def poll(self) -> Activity:
         """See ``Pollable``."""

@@ -189,7 +189,6 @@ def _latent(page: Page, layer_spec: MLAAttentionSpec, interior: Interior, facts:
     value_bytes = known[page.view.content_bytes]
     scale_bytes = page.view.content_bytes - value_bytes
     pages = _backend_pages(page, layer_spec.tokens_per_state, facts)
-    name = array.dtype.name
     placements = []
     for part, nbytes, offset in (
         ("value", value_bytes, 0),
