@@ -39,9 +39,10 @@ class DecodeEngine:
 
     ``layout`` has the real addresses of every rank's memory, which is registered here. ``transport`` makes one
     transport per rank from a unique name; where the ranks' workers live in other processes, ``workers`` are their links
-    instead, in the order of the layout's ranks, and belong to the engine from now on. ``peers`` are the prefill engines: ``host:port`` is handshaken at once and
-    again after every loss; hosts and networks without a port are merely allowed. Loopback is always allowed.
-    ``engine_id`` must be new with every restart, and is made up when not given.
+    instead, in the order of the layout's ranks, and belong to the engine from now on. ``peers`` are the prefill
+    engines: ``host:port`` is handshaken at once and again after every loss; hosts and networks without a port are
+    merely allowed. Loopback is always allowed. ``engine_id`` must be new with every restart, and is made up when not
+    given.
     """
 
     def __init__(

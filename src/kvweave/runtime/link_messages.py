@@ -137,8 +137,10 @@ class _Ended(_Wire, frozen=True, tag="ended"):
     pass
 
 
-_COMMANDS = msgspec.msgpack.Decoder(_Connect | _Drop | _Post | _Cancel | _Adopt | _Attend | _End)
-_EVENTS = msgspec.msgpack.Decoder(_Connected | _NotConnected | _ReadFailed | _ReadsEnded | _Ended)
+_AnyCommand = _Connect | _Drop | _Post | _Cancel | _Adopt | _Attend | _End
+_AnyEvent = _Connected | _NotConnected | _ReadFailed | _ReadsEnded | _Ended
+_COMMANDS = msgspec.msgpack.Decoder(_AnyCommand)
+_EVENTS = msgspec.msgpack.Decoder(_AnyEvent)
 
 
 def encode_command(command: LinkCommand) -> bytes:
@@ -149,7 +151,7 @@ def encode_command(command: LinkCommand) -> bytes:
 def decode_command(data: bytes) -> LinkCommand:
     """The command in these bytes; raises ``RemoteProtocolError`` when there is none."""
     try:
-        wire = _COMMANDS.decode(data)
+        wire: _AnyCommand = _COMMANDS.decode(data)
     except msgspec.MsgspecError as error:
         raise RemoteProtocolError(f"link: {error}") from error
     match wire:
@@ -177,7 +179,7 @@ def encode_event(event: LinkEvent) -> bytes:
 def decode_event(data: bytes) -> LinkEvent:
     """The event in these bytes; raises ``RemoteProtocolError`` when there is none."""
     try:
-        wire = _EVENTS.decode(data)
+        wire: _AnyEvent = _EVENTS.decode(data)
     except msgspec.MsgspecError as error:
         raise RemoteProtocolError(f"link: {error}") from error
     match wire:

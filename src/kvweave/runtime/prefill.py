@@ -39,10 +39,10 @@ class PrefillEngine:
 
     ``layout`` has the real addresses of every rank's memory, which is registered here. ``transport`` makes one
     transport per rank from a unique name; where the ranks' workers live in other processes, ``workers`` are their links
-    instead, in the order of the layout's ranks, and belong to the engine from now on. ``bind`` is where decode engines reach the control channel (``host:port``,
-    port 0 takes a free one); on several machines name their hosts or networks in ``peers``. ``advertise`` is the host
-    that references name, when it is not the bound one. ``engine_id`` must be new with every restart, and is made up
-    when not given.
+    instead, in the order of the layout's ranks, and belong to the engine from now on. ``bind`` is where decode engines
+    reach the control channel (``host:port``, port 0 takes a free one); on several machines name their hosts or networks
+    in ``peers``. ``advertise`` is the host that references name, when it is not the bound one. ``engine_id`` must be
+    new with every restart, and is made up when not given.
     """
 
     def __init__(
