@@ -20,6 +20,7 @@ SETTINGS = {
 PROMPT = [(7 * place + 3) % 250 for place in range(77)]
 _HALF = ("qwen3-next", "deepseek-v2", "deepseek-v3")
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "granite-4": {"hidden_size": 256, "mamba_d_head": 64},
     "qwen3-next": {"head_dim": 64, "linear_value_head_dim": 16},
     "deepseek-v2": {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 64},
 }
@@ -54,7 +55,7 @@ def main(family: str, tp: int) -> dict[str, Any]:
 
 def save(family: str, folder: Path) -> None:
     """The family's tiny model, with the sizes that vLLM's CPU kernels ask for."""
-    import kvweave.engines.hf.tiny as tiny
+    from kvweave.engines.hf import tiny
     from kvweave.engines.hf.families import FAMILIES, TinyFamily
 
     chosen = FAMILIES[family]

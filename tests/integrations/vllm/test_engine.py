@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from kvweave.core.interval import Interval
+from kvweave.core.parallel import ParallelConfig
+from kvweave.errors import ConfigurationError, LayoutError
+from kvweave.integrations.vllm.engine import join_ranks
+from kvweave.integrations.vllm.layer_facts import LayerFacts
+from kvweave.integrations.vllm.layout import RankDescription, Worker, describe_rank
+from kvweave.protocol.description import decode_layout, encode_layout
+from tests.integrations.vllm.engines import Engine
+from tests.integrations.vllm.layers import Heads, Layer, Side
+from tests.integrations.vllm.pairs import whole_of
+
+MODEL: dict[str, Layer] = {f"model.layers.{layer}.self_attn.attn": Heads(4) for layer in range(3)}
+SHARING = "model.layers.2.self_attn.attn"
+
+
+def engine(side: Side, stages: tuple[int, ...] = ()) -> Engine:
+    return Engine(side, MODEL, whole_of(MODEL), stages)
+
+
+def descriptions(side: Side, stages: tuple[int, ...] = ()) -> list[RankDescription]:
+    made = engine(side, stages)
+    return [made.description(rank) for rank in range(side.pp * side.tp)]
+
+
+def test_stages_are_those_that_the_workers_hold() -> None:
+    layout = engine(Side(2, pp=2), (1, 2)).layout
+    assert layout.parallel == ParallelConfig(tp=2, pp=2, stage_layers=(1, 2))
+    assert [len(rank.shards[0].places) for rank in layout.ranks] == [1, 1, 2, 2]
+
+
+def test_the_description_survives_the_wire() -> None:
+    layout = engine(Side(2)).layout
+    assert decode_layout(encode_layout(layout)).ranks == layout.ranks
+
+
+def test_a_rank_that_is_missing_is_named() -> None:
+    with pytest.raises(LayoutError, match=r"ranks \['tp0'\], but its parallel sizes give \['tp0', 'tp1'\]"):
+        join_ranks(descriptions(Side(2))[:1], "tiny")
+
+
+def test_no_ranks_at_all() -> None:
+    with pytest.raises(LayoutError, match="no worker described itself"):
+        join_ranks([], "tiny")
+
+
+def test_ranks_of_other_sizes_are_refused() -> None:
+    first, second = descriptions(Side(2))
+    with pytest.raises(LayoutError, match="start all workers of an engine with the same sizes"):
+        join_ranks([first, replace(second, parallel=ParallelConfig(tp=4))], "tiny")
+
+
+def test_stages_with_a_gap_are_refused() -> None:
+    first, second = descriptions(Side(1, pp=2), (1, 2))
+    with pytest.raises(LayoutError, match=r"stages \[0, 1\), \[2, 3\) do not follow one another"):
+        join_ranks([first, replace(second, stage=Interval(2, 3))], "tiny")
+
+
+def test_ranks_that_contradict_one_another_are_refused() -> None:
+    first, second = descriptions(Side(2))
+    (group, layer), *rest = second.layers
+    other = replace(layer, spec=replace(layer.spec, num_kv_heads=8))  # type: ignore[call-arg]
+    with pytest.raises(LayoutError, match=r"tp1: model.layers.0.self_attn.attn caches .*num_kv_heads=8"):
+        join_ranks([first, replace(second, layers=((group, other), *rest))], "tiny")
+
+
+def _described(facts: dict[str, LayerFacts], without: str = "") -> RankDescription:
+    made = engine(Side(1))
+    worker = Worker(ParallelConfig(), made.layout.ranks[0].coordinates, Interval(0, 3), whole_of(MODEL), facts)
+    tensors = {name: tensor for name, tensor in made.tensors[0].items() if name != without}
+    return describe_rank(tensors, made.configs[0], worker)
+
+
+FACTS = {name: LayerFacts("FLASH_ATTN") for name in MODEL}
+
+
+def test_a_layer_that_reads_anothers_cache_is_left_out() -> None:
+    shared = FACTS | {SHARING: LayerFacts("FLASH_ATTN", shares_with="model.layers.1.self_attn.attn")}
+    assert SHARING not in {layer.name for _, layer in _described(shared).layers}
+
+
+def test_a_layer_without_its_tensor_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=f"{SHARING}: .* has no tensor"):
+        _described(FACTS, without=SHARING)
+
+
+def test_a_layer_that_vllm_has_not_built_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=f"{SHARING}: .* has no attention layer"):
+        _described({name: facts for name, facts in FACTS.items() if name != SHARING})
+
+
+def test_groups_that_hisparse_keeps_are_refused() -> None:
+    made = engine(Side(1))
+    made.configs[0].kv_cache_groups[0].host_resident = True
+    with pytest.raises(ConfigurationError, match="cache group 0: HiSparse keeps it on the host"):
+        made.description(0)
+
+
+def test_workers_descriptions_are_values_that_vllm_can_send() -> None:
+    (description,) = descriptions(Side(1))
+    assert pickle.loads(pickle.dumps(description)) == description  # noqa: S301
