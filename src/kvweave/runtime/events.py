@@ -80,7 +80,7 @@ class PrefillLink(Protocol):
         """What a peer needs to read from this rank."""
         ...
 
-    def poll(self) -> None:
+    def poll(self) -> object:
         """Lets peers' reads move on; must not block."""
         ...
 
