@@ -10,7 +10,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from kvweave.errors import ConfigurationError, LayoutError
 from kvweave.integrations.vllm.interior import Page, choose_interior
 from kvweave.integrations.vllm.layer_facts import LayerFacts
-from kvweave.integrations.vllm.tensor_view import TensorView, merge_regions, place_in
+from kvweave.integrations.vllm.tensor_view import TensorView
 from kvweave.integrations.vllm.version import (
     CELL_BACKENDS,
     DEEPSEEK_V4_BACKENDS,
@@ -66,34 +66,3 @@ def test_tiles_across_kernel_blocks_are_refused() -> None:
     page = Page(NAME, TensorView.of(NAME, torch.zeros(8, 2, 16, 128)), 2)
     with pytest.raises(LayoutError, match="2 kernel blocks of 16 entries in tiles of 16; choose a block size"):
         page.tiled(16, 1, 1, ())
-
-
-def test_a_tensor_of_another_shape_is_refused() -> None:
-    with pytest.raises(LayoutError, match=r"a cache of shape \(64,\), wanted block, head, state, content"):
-        TensorView.of(NAME, torch.zeros(64))
-
-
-def test_contents_that_lie_apart_are_refused() -> None:
-    with pytest.raises(LayoutError, match="content elements lie 8 bytes apart, wanted 4"):
-        TensorView.of(NAME, torch.zeros(4, 2, 16, 128)[..., ::2])
-
-
-def test_blocks_that_do_not_fit_the_configuration_are_refused() -> None:
-    with pytest.raises(LayoutError, match="8 blocks in the tensor, 3 in vLLM's configuration"):
-        TensorView.of(NAME, torch.zeros(8, 2, 16, 128)).kernel_blocks(NAME, 3)
-
-
-def test_views_of_one_allocation_are_one_region() -> None:
-    memory = torch.zeros(2, 8, 2, 16, 128)
-    views = [TensorView.of(NAME, layer) for layer in memory]
-    (region,) = merge_regions(views)
-    assert (region.address, region.nbytes) == (memory.data_ptr(), memory.nbytes)
-    assert place_in((region,), views[1]) == (0, views[1].address - region.address)
-
-
-def test_allocations_apart_stay_apart() -> None:
-    tensors = [torch.zeros(4, 1, 16, 8) for _ in range(2)]
-    views = [TensorView.of(NAME, tensor) for tensor in tensors]
-    regions = merge_regions(views)
-    assert len(regions) == 2
-    assert {place_in(regions, view)[1] for view in views} == {0}
