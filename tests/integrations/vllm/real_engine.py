@@ -21,7 +21,7 @@ PROMPT = [(7 * place + 3) % 250 for place in range(77)]
 _HALF = ("qwen3-next", "deepseek-v2", "deepseek-v3")
 OVERRIDES: dict[str, dict[str, Any]] = {
     "granite-4": {"hidden_size": 256, "mamba_d_head": 64},
-    "qwen3-next": {"head_dim": 64, "linear_value_head_dim": 16},
+    "qwen3-next": {"head_dim": 64, "linear_key_head_dim": 32, "linear_value_head_dim": 32},
     "deepseek-v2": {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 64},
 }
 
@@ -73,23 +73,33 @@ def compare(folder: Path, family: str) -> dict[str, Any]:
     import numpy as np
 
     from kvweave.engines.hf.runner import ModelRunner
-    from kvweave.integrations.vllm.whole_model import layer_number
     from tests.integrations.vllm.recording_connector import SEEN
 
     runner = ModelRunner.load(folder)
     captured = runner.capture(runner.prefill(PROMPT))
-    wanted = {(layer_number(layer), part): array for (layer, part), array in captured.arrays.items()}
+    assert SEEN.layout is not None
+    wanted = {(index_in(runner.model)[layer], part): array for (layer, part), array in captured.arrays.items()}
+    number = index_in(SEEN.layout.model)
     worst: dict[str, float] = {}
-    for (layer, part), (first, found) in SEEN.arrays.items():
-        array = wanted.pop((layer_number(layer), part))
-        start = max(first, array.first_entry)
+    first: dict[str, float] = {}
+    first_layer = min(number[layer] for layer, _ in SEEN.arrays)
+    for (layer, part), (entry, found) in SEEN.arrays.items():
+        array = wanted.pop((number[layer], part))
+        start = max(entry, array.first_entry)
         is_state = part.startswith(("conv", "ssm"))
-        mine = found if is_state else found[start - first :]
+        mine = found if is_state else found[start - entry :]
         theirs = array.data if is_state else array.data[start - array.first_entry :]
         theirs = np.asarray(theirs).reshape(mine.shape)
         scale = float(np.abs(theirs).max()) or 1.0
-        worst[part] = max(worst.get(part, 0.0), float(np.abs(mine - theirs).max()) / scale)
-    return {"worst": worst, "arrays": len(SEEN.arrays), "left": [list(key) for key in wanted]}
+        difference = float(np.abs(mine - theirs).max()) / scale
+        worst[part] = max(worst.get(part, 0.0), difference)
+        if number[layer] == first_layer:
+            first[part] = difference
+    return {"worst": worst, "first": first, "arrays": len(SEEN.arrays), "left": [list(key) for key in wanted]}
+
+
+def index_in(model: Any) -> dict[str, int]:
+    return {layer.name: layer.index for layer in model.layers()}
 
 
 if __name__ == "__main__":

@@ -61,6 +61,12 @@ def test_draft_layers_are_those_behind_the_model_or_named_apart() -> None:
     assert [whole.decoder_index(layer) for layer in drafts] == [1, 1]
 
 
+def test_falcon_h1_numbers_its_mixers_behind_the_layers() -> None:
+    whole = WholeModel("tiny", 4, None)
+    assert [whole.decoder_index(f"model.{number}.mixer") for number in (4, 7)] == [0, 3]
+    assert not whole.is_draft("model.7.mixer")
+
+
 def test_a_draft_layers_state_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="draft layers are not in it"):
         WholeModel("tiny", 2, None).state("mtp.layers.0.mixer")

@@ -7,6 +7,7 @@ attention backend (what lies inside a page), ``MambaBase.bind_kv_cache`` (what l
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 from kvweave.errors import ConfigurationError
@@ -98,6 +99,9 @@ CPU_TILES = {"vec": Interior.CPU_TILES, "vec16": Interior.CPU_TILES, "amx": Inte
 
 DRAFT_PREFIXES = ("mtp", "draft_model", "eagle")
 """First word of the names of draft layers that number their decoder layers from zero again."""
+
+NUMBERED_BEHIND = re.compile(r"^[^.]+\.(\d+)\.mixer$")
+"""Names of Falcon-H1's Mamba mixers: ``model.{layers + i}.mixer`` belongs to decoder layer i (``falcon_h1.py``)."""
 
 
 def require_known_version(version: str | None = None) -> str:

@@ -22,7 +22,7 @@ from kvweave.core.spec import (
     SlidingWindowSpec,
 )
 from kvweave.errors import ConfigurationError
-from kvweave.integrations.vllm.version import DRAFT_PREFIXES
+from kvweave.integrations.vllm.version import DRAFT_PREFIXES, NUMBERED_BEHIND
 from kvweave.models import from_config
 
 HeadSpec = FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec
@@ -49,11 +49,11 @@ class WholeModel:
 
     def is_draft(self, layer: str) -> bool:
         """Whether a layer belongs to the draft model: numbered behind the model's own layers, or named apart."""
-        return layer.split(".", maxsplit=1)[0] in DRAFT_PREFIXES or layer_number(layer) >= self.num_layers
+        return layer.split(".", maxsplit=1)[0] in DRAFT_PREFIXES or self._number(layer) >= self.num_layers
 
     def decoder_index(self, layer: str) -> int:
         """The decoder layer of a layer; draft layers belong to the last one, whose stage runs them."""
-        return self.num_layers - 1 if self.is_draft(layer) else layer_number(layer)
+        return self.num_layers - 1 if self.is_draft(layer) else self._number(layer)
 
     def attention(self, layer: str) -> HeadSpec | None:
         """The layer's attention, or None where ``kvweave.models`` does not know the model or the layer is a draft."""
@@ -85,15 +85,19 @@ class WholeModel:
             if self.draft_heads is None:
                 raise ConfigurationError(f"{layer}: a draft layer, but no draft model is configured; configure it")
             return self.draft_heads
-        if layer_number(layer) < len(self.layer_heads):
-            return self.layer_heads[layer_number(layer)]
+        if self._number(layer) < len(self.layer_heads):
+            return self.layer_heads[self._number(layer)]
         raise ConfigurationError(f"{layer}: KV heads of the whole model are not known: {self.unknown}")
 
     def _at(self, layer: str) -> list[LayerSpec]:
         if self.cache is None or self.is_draft(layer):
             return []
-        number = layer_number(layer)
+        number = self._number(layer)
         return [held.spec for held in self.cache.layers() if held.index == number]
+
+    def _number(self, layer: str) -> int:
+        number = layer_number(layer)
+        return number - self.num_layers if NUMBERED_BEHIND.match(layer) and number >= self.num_layers else number
 
 
 def layer_number(layer: str) -> int:
