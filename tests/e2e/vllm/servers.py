@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,16 +115,17 @@ class ServerFailed(RuntimeError):
 def running(deployments: Sequence[Deployment], folder: Path, progress: Progress = print) -> Iterator[list[Server]]:
     """Starts servers side by side and waits until all answer; ends them on leaving."""
     folder.mkdir(parents=True, exist_ok=True)
-    servers: list[Server] = []
-    try:
-        for deployment in deployments:
-            servers.append(start(deployment, folder))
+    with ExitStack() as stack:
+        servers = [_started(deployment, folder, stack) for deployment in deployments]
         for server in servers:
             wait_healthy(server, progress)
         yield servers
-    finally:
-        for server in servers:
-            server.end()
+
+
+def _started(deployment: Deployment, folder: Path, stack: ExitStack) -> Server:
+    server = start(deployment, folder)
+    stack.callback(server.end)
+    return server
 
 
 def start(deployment: Deployment, folder: Path) -> Server:

@@ -26,6 +26,7 @@ from kvweave.errors import KVWeaveError
 from kvweave.integrations.vllm.block_ids import BlockIds
 from kvweave.integrations.vllm.params import mark_taken, names_offer
 from kvweave.integrations.vllm.stats import TransferStats
+from kvweave.protocol.effects import FailureReason
 from kvweave.protocol.reference import OfferReference
 from kvweave.runtime import DecodeEngine, Delivered, Fetch
 
@@ -176,7 +177,8 @@ class Loads:
             self._stats.add_transfer(delivered)
             self._ended.append((request_id, delivered))
             return
-        _warn(request_id, fetch.failed.reason.value, fetch.failed.text)
+        if fetch.failed.reason is not FailureReason.ABORTED:
+            _warn(request_id, fetch.failed.reason.value, fetch.failed.text)
         fetch.add_reusable_callback(lambda _: self._ended.append((request_id, None)))
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
+from kvweave.protocol.effects import FailureReason
 from kvweave.runtime import Delivered
 
 _LISTS = ("transfer_seconds", "post_seconds", "wait_seconds", "bytes", "rows")
 _COUNTERS = {
-    "failed": "Requests whose cache was not loaded, by reason.",
+    "failed": "Requests whose cache could not be loaded, by reason.",
+    "declined": "Offers given back: nothing of them was missing here, or the request was aborted.",
     "released": "Offers whose blocks were freed, by reason (lease_ended: nobody came in time).",
     "offers": "Prompts offered to decode engines.",
     "handshakes": "Handshakes that came about.",
@@ -85,6 +87,8 @@ class TransferStats:
 
     def count(self, name: str, label: str = "", amount: float = 1) -> None:
         """Adds to a counter; an ``Observer`` of an engine."""
+        if (name, label) == ("failed", FailureReason.ABORTED.value):
+            name, label = "declined", ""
         if name not in _COUNTERS:
             return
         key = f"{name}:{label}" if label else name
