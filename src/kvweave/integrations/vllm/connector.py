@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorRole,
@@ -16,8 +17,9 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvweave.errors import LocalProtocolError
 from kvweave.integrations.vllm.metadata import Finished, RankHandshake
+from kvweave.integrations.vllm.offers import only_full_and_states
 from kvweave.integrations.vllm.scheduler import SchedulerRole
-from kvweave.integrations.vllm.settings import read_settings
+from kvweave.integrations.vllm.settings import read_settings, refuse_rivals
 from kvweave.integrations.vllm.stats import KVWeavePromMetrics, KVWeaveStats
 from kvweave.integrations.vllm.version import require_known_version
 from kvweave.integrations.vllm.worker import WorkerRole
@@ -37,6 +39,7 @@ class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         _join_logging()
         settings = read_settings(vllm_config)
+        refuse_rivals(vllm_config.kv_transfer_config, get_current_vllm_config_or_none())
         self._scheduler: SchedulerRole | None = None
         self._worker: WorkerRole | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -46,8 +49,8 @@ class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
-        """A fetch brings the states and windows of its last token, whatever the local hit has."""
-        return True
+        """A fetch brings the states of its last token, whatever the local hit has; windows it brings from there on."""
+        return only_full_and_states(self._kv_cache_config)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         """All groups: what is loaded are the request's own blocks."""

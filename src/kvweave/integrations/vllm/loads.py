@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvweave.errors import KVWeaveError
+from kvweave.errors import KVWeaveError, LocalProtocolError
 from kvweave.integrations.vllm.block_ids import BlockIds
 from kvweave.integrations.vllm.params import mark_taken, names_offer
 from kvweave.integrations.vllm.stats import TransferStats
@@ -39,12 +39,13 @@ _Key = tuple[str, str, int]
 
 @dataclass(slots=True)
 class _Load:
-    """One request's fetch. ``left`` says that its request has ended before it."""
+    """One request's fetch. ``left`` says that its request has ended before it, ``missing`` what vLLM was told last."""
 
     reference: OfferReference
     fetch: Fetch
     begun: bool = False
     left: bool = False
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ class Loads:
                 request.request_id, offered, request.num_prompt_tokens,
             )  # fmt: skip
             return 0
-        return missing if missing >= max(self._recompute_threshold, 1) else 0
+        load.missing = missing if missing >= max(self._recompute_threshold, 1) else 0
+        return load.missing
 
     def allocate(self, request: Any, block_ids: Any, num_loaded: int) -> None:
         """Begins the fetch into a request's blocks; with nothing to load, gives the offer back unread."""
@@ -121,6 +123,8 @@ class Loads:
         load.begun = True
         num_tokens = load.reference.num_tokens
         try:
+            if num_loaded != load.missing:
+                raise LocalProtocolError(f"vLLM wants {num_loaded} tokens, {load.missing} were promised")
             tables = self._block_ids.tables(block_ids, num_tokens)
             self._engine.begin(load.fetch, load.reference, tables, num_tokens - num_loaded)
         except KVWeaveError as error:

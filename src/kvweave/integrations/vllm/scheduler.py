@@ -12,10 +12,11 @@ from kvweave.core.layout import EngineLayout
 from kvweave.errors import ConfigurationError
 from kvweave.integrations.vllm.block_ids import BlockIds
 from kvweave.integrations.vllm.engine import join_ranks
+from kvweave.integrations.vllm.fingerprint import fingerprint
 from kvweave.integrations.vllm.layout import refuse_configuration
 from kvweave.integrations.vllm.loads import Loads
 from kvweave.integrations.vllm.metadata import Finished, RankHandshake
-from kvweave.integrations.vllm.offers import Offers, stops_early
+from kvweave.integrations.vllm.offers import Offers, kept_back
 from kvweave.integrations.vllm.prefix_cache import keep_unpublished
 from kvweave.integrations.vllm.settings import DECODE, PREFILL, Settings
 from kvweave.integrations.vllm.stats import KVWeaveStats, TransferStats
@@ -29,11 +30,12 @@ class SchedulerRole:
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings) -> None:
         refuse_configuration(kv_cache_config)
-        self._model_name = str(vllm_config.model_config.model)
+        refuse_replay(kv_cache_config)
+        self._model = vllm_config.model_config
         self._settings = settings
         self._groups = range(len(kv_cache_config.kv_cache_groups))
         self._block_ids = BlockIds.of(kv_cache_config)
-        self._stops_early = stops_early(kv_cache_config)
+        self._kept_back = kept_back(vllm_config, kv_cache_config)
         self._stats = TransferStats()
         self._engines: list[PrefillEngine | DecodeEngine] = []
         self._offers: Offers | None = None
@@ -52,10 +54,10 @@ class SchedulerRole:
                 "name KVWeaveConnector first among the connectors"
             )
         ranks.sort(key=lambda rank: rank.description.rank.coordinates)
-        layout = join_ranks([rank.description for rank in ranks], self._model_name)
+        layout = join_ranks([rank.description for rank in ranks], str(self._model.model), self._fingerprint())
         if PREFILL in self._settings.roles:
             engine = self._open_prefill(layout, ranks)
-            self._offers = Offers(engine, self._block_ids, self._stops_early)
+            self._offers = Offers(engine, self._block_ids, self._kept_back)
         if DECODE in self._settings.roles:
             reading = self._open_decode(layout, ranks)
             self._loads = Loads(reading, self._block_ids, self._settings.recompute_threshold, self._stats)
@@ -101,6 +103,10 @@ class SchedulerRole:
         for engine in self._engines:
             engine.close()
 
+    def _fingerprint(self) -> str:
+        stated = self._settings.fingerprint
+        return fingerprint(self._model.model, self._model.revision) if stated is None else stated
+
     def _open_prefill(self, layout: EngineLayout, ranks: list[RankHandshake]) -> PrefillEngine:
         settings = self._settings
         engine = PrefillEngine(
@@ -127,6 +133,17 @@ class SchedulerRole:
             blocks = incomplete.get(self._block_ids.groups[number].name, ())
             if blocks and self.kv_cache_manager is not None:
                 keep_unpublished(self.kv_cache_manager, request_id, number, blocks)
+
+
+def refuse_replay(kv_cache_config: Any) -> None:
+    """Raises ``ConfigurationError`` for models that recompute their window after a prefix hit (DeepSeek V4.1)."""
+    for number, group in enumerate(kv_cache_config.kv_cache_groups):
+        replayed = group.kv_cache_spec.prefix_replay_tokens
+        if replayed:
+            raise ConfigurationError(
+                f"cache group {number}: vLLM replays its last {replayed} tokens after a prefix hit, which "
+                "cannot be joined with a transfer; serve this model without the connector"
+            )
 
 
 def _links(ranks: list[RankHandshake], role: str) -> list[RankLink]:

@@ -13,6 +13,7 @@ In ``kv_connector_extra_config``:
 ``peers``                   the other side's engines: ``host:port``, ``host`` or a network; loopback is always allowed
 ``kv_lease_duration``       seconds for which finished blocks stay, from the last sign of life on (30)
 ``kv_recompute_threshold``  a prompt of fewer missing tokens than this is computed, not fetched (0)
+``fingerprint``             what both sides' weights are called; a sample of the checkpoint unless set, "" says nothing
 ==========================  ==========================================================================================
 """
 
@@ -46,6 +47,7 @@ class Settings:
     peers: tuple[str, ...] = ()
     lease_seconds: float = 30.0
     recompute_threshold: int = 0
+    fingerprint: str | None = None
 
     @property
     def bind(self) -> str:
@@ -71,16 +73,18 @@ def read_settings(vllm_config: Any) -> Settings:
         _ROLES[transfer.kv_role], str(transfer.engine_id), _text(extra, "host", "127.0.0.1"),
         port + parallel.data_parallel_index if port else 0, _text(extra, "advertise", None), _peers(extra),
         _seconds(extra, "kv_lease_duration", 30.0), _whole(extra, "kv_recompute_threshold", 0),
+        _text(extra, "fingerprint", None),
     )  # fmt: skip
 
 
-def refuse_rivals(kv_transfer_config: Any) -> None:
+def refuse_rivals(own: Any, engine: Any) -> None:
     """Raises ``ConfigurationError`` when a connector stands beside this one that hands over the same requests.
 
-    ``kv_transfer_config`` is the engine's own, which names ``MultiConnector``'s children.
+    ``own`` is this connector's part of the configuration, ``engine`` the whole ``VllmConfig``, which names all of
+    ``MultiConnector``'s children (None where vLLM does not say it).
     """
-    children = kv_transfer_config.kv_connector_extra_config.get("connectors", [])
-    for child in children:
+    whole = own if engine is None or engine.kv_transfer_config is None else engine.kv_transfer_config
+    for child in whole.kv_connector_extra_config.get("connectors", []):
         if child.get("kv_connector") in _RIVALS:
             raise ConfigurationError(
                 f"MultiConnector: {child['kv_connector']} stands beside KVWeaveConnector, and both would hand over the "
