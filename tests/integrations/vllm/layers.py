@@ -198,9 +198,10 @@ class State:
     padded: int | None = None
     replicated: bool = False
     span: int = 4096
+    key_major: bool = False
 
     def facts(self, side: Side) -> LayerFacts:
-        return LayerFacts("MAMBA2_ATTN")
+        return LayerFacts("MAMBA2_ATTN", key_major=self.key_major)
 
     def spec(self, side: Side, rank: int) -> Any:
         shapes = self.shapes(MambaStateShapeCalculator, 1 if self.replicated else side.tp)
@@ -228,7 +229,11 @@ class State:
             self._load(side, rank)(conv[block], whole[0])
         if whole[1] is not None:
             share = self.recurrent[0] // side.tp
-            states[0][block] = whole[1][rank % side.tp * share :][:share]
+            held = whole[1][rank % side.tp * share :][:share]
+            if self.key_major:  # vLLM's CPU kernel: ssm_state.view(slots, head_num, k_dim, v_dim)
+                states[0].view(len(states[0]), share, held.shape[2], held.shape[1])[block] = held.transpose(1, 2)
+            else:
+                states[0][block] = held
 
     def _load(self, side: Side, rank: int) -> Any:
         """vLLM's loader of a convolution's weights, which says which channels a rank holds."""

@@ -41,6 +41,12 @@ def test_indexer_keys_with_their_scales_behind_the_page() -> None:
     run(model, Side(1, block_size=128, kernel_block=64, layout="LBHNC"), Side(2, block_size=64))
 
 
+def test_indexer_pages_smaller_than_the_packed_blocks() -> None:
+    keys = Latent(132, torch.uint8, values=128, page_tokens=64, backend="DEEPSEEK_V32_INDEXER")
+    model = mla() | {f"model.layers.{layer}.self_attn.indexer.k_cache": keys for layer in range(2)}
+    run(model, Side(2, block_size=128, layout="BLHNC"), Side(1, block_size=64, layout="BLHNC"))
+
+
 def deepseek_v4() -> dict[str, Layer]:
     model: dict[str, Layer] = {}
     packed: dict[str, Any] = {"row": 584, "values": 576, "cache_dtype": "fp8_ds_mla", "alignment": 576}

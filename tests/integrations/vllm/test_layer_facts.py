@@ -7,6 +7,7 @@ import pytest
 import torch
 from vllm.v1 import kv_cache_interface as vllm_specs
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend
 from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerBackend
 
 from kvweave.integrations.vllm.layer_facts import LayerFacts, conv_order, layer_specs, read_facts
@@ -31,6 +32,13 @@ def test_the_backend_and_the_instruction_set(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_pages_of_a_backend_that_keeps_scales_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
     found = facts_of(monkeypatch, INDEXER, backend=DeepseekV32IndexerBackend)
     assert (found.backend, found.page_tokens) == ("DEEPSEEK_V32_INDEXER", 64)
+
+
+def test_the_cpu_keeps_the_delta_nets_state_key_major(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = vllm_specs.MambaSpec(block_size=64, shapes=((3, 64), (2, 8, 16)), dtypes=(torch.float32,) * 2)
+    assert facts_of(monkeypatch, spec, backend=GDNAttentionBackend).key_major
+    monkeypatch.setattr("vllm.platforms.current_platform.is_cpu", lambda: False)
+    assert not facts_of(monkeypatch, spec, backend=GDNAttentionBackend).key_major
 
 
 def test_a_layer_that_reads_anothers_cache(monkeypatch: pytest.MonkeyPatch) -> None:

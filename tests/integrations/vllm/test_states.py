@@ -89,6 +89,13 @@ def test_states_beside_attention(kind: str, pair: tuple[int, int], orders: tuple
     check_pair(*(hybrid(state, side, whole_hybrid(known)) for side in sides), 75)
 
 
+def test_a_cpu_engines_key_major_state_feeds_a_value_major_one() -> None:
+    state, known = gdn()
+    assert isinstance(state, State)
+    prefill = hybrid(replace(state, key_major=True), Side(2, block_size=64), whole_hybrid(known))
+    check_pair(prefill, hybrid(state, Side(1, block_size=64), whole_hybrid(known)), 75)
+
+
 def test_a_short_convolution_is_cut_by_channel() -> None:
     state = State(MambaKind.SHORT_CONV, (64,), 2, (), lambda c, tp: c.short_conv_state_shape(tp, 64, 3))
     whole = whole_hybrid(None, short_conv_channels=64)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvweave.integrations.vllm.version import DEEPSEEK_V4_BACKENDS, INDEXER_BACKENDS
+from kvweave.integrations.vllm.version import DEEPSEEK_V4_BACKENDS, INDEXER_BACKENDS, KEY_MAJOR_BACKENDS
 
 CONV_ORDERS = ("SD", "DS")
 
@@ -17,7 +17,8 @@ class LayerFacts:
 
     ``page_tokens`` is known where a page's interior depends on it (values, then scales). ``shares_with`` names the
     layer whose cache this one reads (vLLM's ``kv_sharing_target_layer_name``): it keeps nothing of its own.
-    ``shuffled`` says that values of a page lie in an order of the kernel's own.
+    ``shuffled`` says that values of a page lie in an order of the kernel's own, ``key_major`` that a recurrent state
+    lies as (head, key, value) whatever its shape says.
     """
 
     backend: str
@@ -25,6 +26,7 @@ class LayerFacts:
     page_tokens: int | None = None
     shares_with: str | None = None
     shuffled: bool = False
+    key_major: bool = False
 
 
 def read_facts(vllm_config: Any, kv_cache_config: Any) -> Mapping[str, LayerFacts]:
@@ -58,6 +60,8 @@ def conv_order() -> str:
 
 
 def _facts(layer: Any, spec: Any) -> LayerFacts:
+    from vllm.platforms import current_platform
+
     backend = layer.get_attn_backend()
     return LayerFacts(
         str(backend.get_name()),
@@ -65,6 +69,7 @@ def _facts(layer: Any, spec: Any) -> LayerFacts:
         _page_tokens(backend, spec),
         getattr(layer, "kv_sharing_target_layer_name", None),
         bool(getattr(layer, "uses_shuffled_layout", False)),
+        current_platform.is_cpu() and backend.get_name() in KEY_MAJOR_BACKENDS,
     )
 
 

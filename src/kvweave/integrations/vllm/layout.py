@@ -117,7 +117,9 @@ def _translate(
     page = Page(layer, view, view.kernel_blocks(layer, num_blocks))
     if isinstance(layer_spec, MambaSpec):
         shapes = tuple(tuple(shape) for shape in spec.shapes)
-        return layer_spec, place_state(page, layer_spec, shapes, worker.conv_order, worker.parallel, worker.coordinates)
+        return layer_spec, place_state(
+            page, layer_spec, shapes, worker.conv_order, worker.parallel, worker.coordinates, key_major=facts.key_major
+        )
     if isinstance(layer_spec, CircularBufferSpec):
         return layer_spec, place_ring(page, layer_spec)
     return layer_spec, place_layer(page, spec, layer_spec, choose_interior(layer, spec, facts), facts)

@@ -27,8 +27,13 @@ def place_state(
     conv_order: str,
     parallel: ParallelConfig,
     rank: RankCoordinates,
+    *,
+    key_major: bool = False,
 ) -> list[Placement]:
-    """Where the parts of a state lie; raises ``LayoutError`` where this rank's shapes are not the ones expected."""
+    """Where the parts of a state lie; raises ``LayoutError`` where this rank's shapes are not the ones expected.
+
+    ``key_major``: the recurrent state lies as (head, state, dim) in memory, whatever its shape says.
+    """
     if page.kernels != 1:
         raise LayoutError(f"{page.layer}: a state's block in {page.kernels} kernel blocks; wanted one")
     boxes = [(array, box_of(array, parallel, rank)) for array in layer_spec.arrays()]
@@ -38,7 +43,7 @@ def place_state(
     for (array, box), shape in zip(others, shapes[1:] if conv else shapes, strict=True):
         extents = tuple(len(interval) for interval in box)
         _check_shape(page.layer, array.part, extents, tuple(shape))
-        strides = tuple(prod(extents[number + 1 :]) * array.dtype.nbytes for number in range(len(extents)))
+        strides = _recurrent_strides(extents, array.dtype.nbytes, key_major=key_major)
         placements.append(Placement(array, reach, _whole_page(page, strides)))
         reach += prod(extents) * array.dtype.nbytes
     if reach > page.view.content_bytes:
@@ -69,6 +74,13 @@ def _conv(
         placements.append(Placement(array, first * strides[0], _whole_page(page, strides)))
         first += len(box[0])
     return placements, channels * taps * item
+
+
+def _recurrent_strides(extents: tuple[int, ...], item: int, *, key_major: bool) -> tuple[int, ...]:
+    if key_major:
+        _, dims, states = extents
+        return (dims * states * item, item, dims * item)
+    return tuple(prod(extents[number + 1 :]) * item for number in range(len(extents)))
 
 
 def _whole_page(page: Page, axis_strides: tuple[int, ...]) -> Geometry:

@@ -97,6 +97,10 @@ RING_BACKENDS = frozenset({"CompressorBackend", "KPOOL_TAIL"})
 CPU_TILES = {"vec": Interior.CPU_TILES, "vec16": Interior.CPU_TILES, "amx": Interior.AMX_TILES}
 """CPU attention's instruction sets, and the tiles that ``cpu_attn_reshape_and_cache`` was seen to write with them."""
 
+KEY_MAJOR_BACKENDS = frozenset({"GDN_ATTN"})
+"""Recurrent layers whose CPU kernel keeps the state as (head, key, value), though its shape says (head, value, key):
+``ops/cpu/gdn_attention.py`` views it so."""
+
 DRAFT_PREFIXES = ("mtp", "draft_model", "eagle")
 """First word of the names of draft layers that number their decoder layers from zero again."""
 
