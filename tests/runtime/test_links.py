@@ -93,7 +93,7 @@ def test_an_engine_whose_worker_ends_fails_what_waits_for_it(pair: LinkedPair) -
     for service in pair.decode_services:
         service.close()
     wait_until(lambda: not pair.decode._thread.alive)
-    with pytest.raises(LocalProtocolError, match="ended|closed"):
+    with pytest.raises(LocalProtocolError, match=r"ended|closed"):
         pair.decode.fetch(pair.prefill.offer("request", 40, SOURCE_BLOCKS), TARGET_BLOCKS)
 
 

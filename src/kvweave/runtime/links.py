@@ -24,6 +24,7 @@ from kvweave.runtime.polling import Activity, Pollable
 
 CLOSE_SECONDS = 2.0
 """How long ``close`` waits for a worker that is there but does not answer."""
+_GLANCE_SECONDS = 0.05
 
 
 class RankLink:
@@ -55,8 +56,9 @@ class RankLink:
         """See ``DecodeLink``."""
         if self._channel is None:
             return []
+        is_open = self._channel.open
         events = [decode_event(data) for data in self._channel.receive()]
-        if any(isinstance(event, Ended) for event in events):
+        if any(isinstance(event, Ended) for event in events) or not (events or is_open):
             raise LocalProtocolError("link: the worker has ended before its engine; restart the engine")
         return [event for event in events if not isinstance(event, Ended)]
 
@@ -111,7 +113,7 @@ class Patient:
 
 def _wait_for_end(channel: CoordinatorChannel) -> None:
     deadline = time.monotonic() + CLOSE_SECONDS
-    while (left := deadline - time.monotonic()) > 0:
-        channel.wait(left)
+    while channel.open and time.monotonic() < deadline:
+        channel.wait(_GLANCE_SECONDS)
         if any(isinstance(decode_event(data), Ended) for data in channel.receive()):
             return

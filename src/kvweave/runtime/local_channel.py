@@ -75,7 +75,8 @@ class WorkerChannel:
 
 
 class CoordinatorChannel:
-    """The coordinator's end. A worker that has ended takes nothing any more: ``send`` raises.
+    """The coordinator's end. A worker that has ended takes nothing any more: ``send`` raises, and what of its messages
+    was not received by then is lost.
 
     Raises ``TransportError`` (TIMED_OUT) when no worker listens there.
     """
@@ -101,6 +102,11 @@ class CoordinatorChannel:
     def send(self, data: bytes) -> None:
         """Hands a message on; raises ``LocalProtocolError`` when the worker takes none any more."""
         _send(self.socket, data)
+
+    @property
+    def open(self) -> bool:
+        """Whether the worker is there; a lost connection does not come back."""
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
     def wait(self, seconds: float) -> bool:
         """Whether a message came within this time."""

@@ -42,7 +42,7 @@ class RankService:
         return self._thread.alive
 
     def close(self) -> None:
-        """Ends all reads, and tells the coordinators."""
+        """Ends all reads; the coordinators see their links end."""
         self._thread.close()
 
 
@@ -83,7 +83,7 @@ class _Rank:
             self._transport.close()
         finally:
             for channel in self._channels:
-                _say_farewell(channel)
+                channel.close()
 
     def _carry_out(self, channel: WorkerChannel, command: LinkCommand) -> None:
         match command:
@@ -98,13 +98,3 @@ class _Rank:
                 if self._reader is None:
                     raise LocalProtocolError(f"link: {type(command).__name__} before the rank was adopted")
                 self._reader[1].submit(command)
-
-
-def _say_farewell(channel: WorkerChannel) -> None:
-    """The last event, if anybody still listens."""
-    try:
-        channel.send(encode_event(Ended()))
-    except LocalProtocolError:
-        return
-    finally:
-        channel.close()
