@@ -6,6 +6,9 @@ import importlib
 import importlib.util
 import os
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,3 +24,25 @@ else:
             "vllm.model_executor.layers.mamba.mamba_mixer2",
         ):  # fmt: skip
             importlib.import_module(module)
+
+
+@pytest.fixture(scope="session")
+def config_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small model's ``config.json`` and no weights."""
+    from transformers import LlamaConfig
+
+    folder = tmp_path_factory.mktemp("config")
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64}
+    LlamaConfig(
+        vocab_size=256, max_position_embeddings=512, architectures=["LlamaForCausalLM"], **sizes
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def two(config_folder: Path) -> Iterator[Any]:
+    """A prefill and a decode instance of a small model."""
+    from tests.integrations.vllm.scheduling import two_instances
+
+    with two_instances(config_folder) as made:
+        yield made
