@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kvweave.core.interval import Interval
 from kvweave.core.parallel import ParallelConfig
-from kvweave.errors import LayoutError
-from kvweave.integrations.vllm.engine import join_ranks
+from kvweave.errors import ConfigurationError, LayoutError
+from kvweave.integrations.vllm.engine import join_ranks, read_parallel
 from kvweave.integrations.vllm.layout import RankDescription
 from kvweave.protocol.description import decode_layout, encode_layout
 from tests.integrations.vllm.engines import Engine
@@ -36,6 +38,26 @@ def test_stages_are_those_that_the_workers_hold() -> None:
 def test_the_description_survives_the_wire() -> None:
     layout = engine(Side(2)).layout
     assert decode_layout(encode_layout(layout)).ranks == layout.ranks
+
+
+def parallel_sizes(**sizes: int) -> Any:
+    names = {
+        "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dcp": "decode_context_parallel_size",
+        "pcp": "prefill_context_parallel_size", "interleave": "cp_kv_cache_interleave_size",
+    }  # fmt: skip
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**{full: sizes.get(name, 1) for name, full in names.items()})
+    )
+
+
+def test_parallel_sizes_are_vllms() -> None:
+    found = read_parallel(parallel_sizes(tp=4, pp=2, dcp=2, interleave=8))
+    assert found == ParallelConfig(tp=4, pp=2, dcp=2, interleave=8)
+
+
+def test_prefill_context_ranks_that_vllm_does_not_tell_apart_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="set --decode-context-parallel-size 2"):
+        read_parallel(parallel_sizes(tp=2, pcp=2))
 
 
 def test_a_rank_that_is_missing_is_named() -> None:

@@ -16,15 +16,25 @@ from kvweave.core.interval import Interval
 from kvweave.core.layout import EngineLayout
 from kvweave.core.model import CacheLayer, KVCacheGroup, ModelCache
 from kvweave.core.parallel import ParallelConfig, RankCoordinates
-from kvweave.errors import LayoutError
+from kvweave.errors import ConfigurationError, LayoutError
 from kvweave.integrations.vllm.layer_facts import conv_order, read_facts
 from kvweave.integrations.vllm.layout import RankDescription, Worker, group_name
 from kvweave.integrations.vllm.whole_model import read_model
 
 
 def read_parallel(vllm_config: Any) -> ParallelConfig:
-    """The engine's parallel sizes; every data parallel rank is an engine of its own."""
+    """The engine's parallel sizes; every data parallel rank is an engine of its own.
+
+    Raises ``ConfigurationError`` for pcp without dcp, where vLLM keys the workers' descriptions by (pp, tp) alone and
+    so keeps one of each pcp group's (``get_kv_connector_handshake_metadata``).
+    """
     parallel = vllm_config.parallel_config
+    if parallel.prefill_context_parallel_size > 1 and parallel.decode_context_parallel_size == 1:
+        raise ConfigurationError(
+            f"prefill_context_parallel_size: {parallel.prefill_context_parallel_size} without decode context "
+            "parallelism; vLLM hands over one description per tensor rank only: set "
+            f"--decode-context-parallel-size {parallel.prefill_context_parallel_size}, or leave prefill context away"
+        )
     return ParallelConfig(
         tp=parallel.tensor_parallel_size,
         pp=parallel.pipeline_parallel_size,
