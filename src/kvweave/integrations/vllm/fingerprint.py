@@ -72,7 +72,10 @@ def _tensors(file: Path) -> Iterator[_Tensor]:
         size = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
         if not 0 < size <= MOST_HEADER_BYTES:
             return
-        header = json.loads(stream.read(size))
+        try:
+            header = json.loads(stream.read(size))
+        except ValueError:
+            return
     for name, tensor in header.items():
         if name != "__metadata__":
             start, stop = tensor["data_offsets"]
