@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from kvweave.engines.hf.families import FAMILIES
-from kvweave.engines.hf.tiny import save_random_model
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,8 @@ MODELS: Mapping[str, ServedModel] = {
 
 def served_model(name: str, folder: Path) -> Path:
     """The model's folder below ``folder``, made if it is not there."""
+    from kvweave.engines.hf.tiny import save_random_model
+
     chosen = MODELS[name]
     family = FAMILIES[chosen.family]
     target = folder / name

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.vllm.gentle import preload_library
+from tests.e2e.vllm.models import MODELS
 
 START_SECONDS = 300.0
 END_SECONDS = 20.0
@@ -56,6 +57,19 @@ class Deployment:
         if self.connector is not None:
             command += ["--kv-transfer-config", json.dumps(self.connector)]
         return [*command, *self.arguments]
+
+
+def deploy(
+    name: str, model: str, folder: Path, shape: str = "tp=1", connector: Mapping[str, Any] | None = None
+) -> Deployment:
+    """A deployment of one of ``models.MODELS`` in a shape such as ``tp=2,pp=1,block=64,cache=off``."""
+    chosen = MODELS[model]
+    stated = dict(part.split("=") for part in shape.split(","))
+    block = stated.get("block")
+    return Deployment(
+        name, folder, int(stated.get("tp", 1)), int(stated.get("pp", 1)), int(block) if block else None, connector,
+        chosen.dtype, chosen.prefix_caching and stated.get("cache") != "off", chosen.arguments,
+    )  # fmt: skip
 
 
 def kvweave(role: str, policy: str = "fail", **extra: object) -> dict[str, Any]:
