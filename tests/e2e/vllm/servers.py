@@ -60,7 +60,12 @@ class Deployment:
 
 
 def deploy(
-    name: str, model: str, folder: Path, shape: str = "tp=1", connector: Mapping[str, Any] | None = None
+    name: str,
+    model: str,
+    folder: Path,
+    shape: str = "tp=1",
+    connector: Mapping[str, Any] | None = None,
+    arguments: Sequence[str] = (),
 ) -> Deployment:
     """A deployment of one of ``models.MODELS`` in a shape such as ``tp=2,pp=1,block=64,cache=off``."""
     chosen = MODELS[model]
@@ -68,7 +73,7 @@ def deploy(
     block = stated.get("block")
     return Deployment(
         name, folder, int(stated.get("tp", 1)), int(stated.get("pp", 1)), int(block) if block else None, connector,
-        chosen.dtype, chosen.prefix_caching and stated.get("cache") != "off", chosen.arguments,
+        chosen.dtype, chosen.prefix_caching and stated.get("cache") != "off", (*chosen.arguments, *arguments),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ every request that was computed to its end sample the token ``SAMPLED``. A token
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +46,10 @@ MIXED: Mapping[str, Layer] = {
 
 @dataclass
 class Instance:
-    """One vLLM engine without a model. ``extra`` goes to ``kv_connector_extra_config``."""
+    """One vLLM engine without a model. ``extra`` goes to ``kv_connector_extra_config``.
+
+    ``beside`` are the configurations of other connectors, with which ours stands in a ``MultiConnector``.
+    """
 
     role: str
     engine: Engine
@@ -56,6 +59,7 @@ class Instance:
     prefix_caching: bool = True
     budget: int = 512
     extra: dict[str, Any] = field(default_factory=dict)
+    beside: Sequence[dict[str, Any]] = ()
     faults: FaultSource = no_faults
     services: list[RankService] = field(default_factory=list)
     metadata: list[Finished] = field(default_factory=list)
@@ -107,6 +111,8 @@ class Instance:
         """One step of the engine; the scheduler's output."""
         output = self.scheduler.schedule()
         finished = output.kv_connector_metadata
+        if self.beside:
+            finished = finished.metadata[0]
         self.metadata.append(finished)
         connector = KVConnectorOutput(
             finished_sending=set(finished.released), finished_recving=set(finished.loaded),
@@ -173,8 +179,10 @@ class Instance:
     def _note_results(self) -> None:
         for outputs in self.results.values():
             stats = outputs.scheduler_stats
-            if stats is not None and stats.kv_connector_stats:
-                self.stats.aggregate(KVWeaveStats(stats.kv_connector_stats))
+            data = (stats.kv_connector_stats if stats is not None else None) or {}
+            ours = data.get("KVWeaveConnector") if self.beside else data
+            if ours:
+                self.stats.aggregate(KVWeaveStats(ours))
             self.prefilled |= {out.request_id: out.prefill_stats for out in outputs.outputs if out.prefill_stats}
 
     def _compute(self, name: str, num_tokens: int) -> None:
@@ -195,10 +203,15 @@ class Instance:
             max_num_seqs=8, max_num_batched_tokens=self.budget, max_model_len=512, enable_chunked_prefill=True,
             is_encoder_decoder=False, async_scheduling=False, disable_hybrid_kv_cache_manager=False,
         )  # fmt: skip
-        transfer = KVTransferConfig(
-            kv_connector="KVWeaveConnector", kv_connector_module_path="kvweave.integrations.vllm", kv_role=self.role,
-            kv_load_failure_policy=self.policy, kv_connector_extra_config=self.extra,
-        )  # fmt: skip
+        own = {
+            "kv_connector": "KVWeaveConnector", "kv_connector_module_path": "kvweave.integrations.vllm",
+            "kv_role": self.role, "kv_load_failure_policy": self.policy, "kv_connector_extra_config": self.extra,
+        }  # fmt: skip
+        whole = {
+            "kv_connector": "MultiConnector", "kv_role": self.role, "kv_load_failure_policy": self.policy,
+            "kv_connector_extra_config": {"connectors": [own, *self.beside]},
+        }  # fmt: skip
+        transfer = KVTransferConfig(**whole if self.beside else own)
         return VllmConfig(
             model_config=model, cache_config=cache, scheduler_config=scheduler, kv_transfer_config=transfer,
             device_config=DeviceConfig("cpu"),

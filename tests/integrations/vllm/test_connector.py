@@ -15,7 +15,7 @@ import kvweave.integrations.vllm as package
 from kvweave.errors import ConfigurationError, LocalProtocolError
 from kvweave.integrations.vllm.connector import KVWeaveConnector, _join_logging
 from kvweave.integrations.vllm.stats import KVWeaveStats
-from tests.integrations.vllm.scheduling import Two
+from tests.integrations.vllm.scheduling import Two, prompt_of, two_instances
 
 
 @pytest.fixture
@@ -97,3 +97,17 @@ def test_log_lines_go_where_vllm_writes_its_own(monkeypatch: pytest.MonkeyPatch,
     ours.warning("told")
     handler.close()
     assert (tmp_path / "log").read_text() == "told\n"
+
+
+def test_it_loads_beside_an_offloading_connector(config_folder: Path) -> None:
+    beside = {
+        "kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20},
+    }  # fmt: skip
+    with two_instances(config_folder, prefill_options={"beside": [beside]}, beside=[beside]) as two:
+        request = two.transfer(prompt_of(50))
+        two.decode.run_until(lambda: "wanted" in two.decode.reported("loaded"))
+        assert two.decode.wrong_bytes("wanted", 0, 49) == 0
+        two.decode.run_until(request.is_finished)
+        two.prefill.run_until(lambda: two.prefill.reported("released") == ["wanted-prefill"])
+        assert two.decode.stats.data["bytes"] == [49 * 2 * 4 * 2 * 32 * 2]

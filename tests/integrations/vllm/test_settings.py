@@ -70,6 +70,12 @@ def test_an_engine_over_several_machines_is_refused() -> None:
         read_settings(config(nodes=2))
 
 
+def test_every_address_is_none_that_can_be_called() -> None:
+    with pytest.raises(ConfigurationError, match="set advertise"):
+        read_settings(config(host="0.0.0.0"))
+    assert read_settings(config(host="0.0.0.0", advertise="node7")).bind == "0.0.0.0:0"
+
+
 @pytest.mark.parametrize("rival", ["NixlConnector", "NixlPullConnector", "NixlPushConnector"])
 def test_a_rival_beside_us_is_refused_by_name(rival: str) -> None:
     children = [{"kv_connector": "KVWeaveConnector"}, {"kv_connector": rival}]

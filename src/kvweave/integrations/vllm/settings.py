@@ -29,6 +29,7 @@ PREFILL, DECODE = "prefill", "decode"
 
 _ROLES = {"kv_producer": (PREFILL,), "kv_consumer": (DECODE,), "kv_both": (PREFILL, DECODE)}
 _RIVALS = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
+_EVERY_ADDRESS = ("0.0.0.0", "::", "*")
 _REFUSED = {
     "bidirectional_kv_xfer": "prefill engines do not read from decode engines",
     "transfer_mode": "decode engines read; there is no other mode",
@@ -69,9 +70,15 @@ def read_settings(vllm_config: Any) -> Settings:
             "its scheduler: use one machine per engine"
         )
     port = _whole(extra, "port", 0)
+    host, advertise = _text(extra, "host", "127.0.0.1"), _text(extra, "advertise", None)
+    if host in _EVERY_ADDRESS and advertise is None:
+        raise ConfigurationError(
+            f"kv_connector_extra_config.host: {host} is no address that decode engines can call; "
+            "set advertise to this machine's name or address"
+        )
     return Settings(
-        _ROLES[transfer.kv_role], str(transfer.engine_id), _text(extra, "host", "127.0.0.1"),
-        port + parallel.data_parallel_index if port else 0, _text(extra, "advertise", None), _peers(extra),
+        _ROLES[transfer.kv_role], str(transfer.engine_id), host,
+        port + parallel.data_parallel_index if port else 0, advertise, _peers(extra),
         _seconds(extra, "kv_lease_duration", 30.0), _whole(extra, "kv_recompute_threshold", 0),
         _text(extra, "fingerprint", None),
     )  # fmt: skip
