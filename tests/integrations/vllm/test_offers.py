@@ -59,3 +59,23 @@ def test_a_prefill_engine_with_windows_computes_one_token_less(config_folder: Pa
         two.prefill.run_until(prompt.is_finished)
         assert (prompt.num_prompt_tokens, prompt.num_output_tokens) == (49, 1)
         assert two.prefill.answers()["prompt"]["remote_num_tokens"] == 49
+
+
+@pytest.mark.parametrize("length", [1, 2], ids=["nothing to cut", "one token left"])
+def test_short_prompts_of_a_model_with_windows(config_folder: Path, length: int) -> None:
+    with two_instances(config_folder, MIXED) as two:
+        params = two.prefill.offer("prompt", prompt_of(length))
+        assert (params or {}).get("remote_num_tokens") == (None, 1)[length - 1]
+
+
+def test_prompt_log_probabilities_of_a_model_with_windows_offer_nothing(config_folder: Path) -> None:
+    with two_instances(config_folder, MIXED) as two:
+        assert two.prefill.offer("prompt", prompt_of(50), prompt_logprobs=1) is None
+
+
+def test_a_client_cannot_say_that_a_prompt_was_cut(config_folder: Path) -> None:
+    with two_instances(config_folder, MIXED) as two:
+        params = {"do_remote_decode": True, "kvweave_cut": True}
+        request = two.prefill.request("prompt", prompt_of(50), params=params)
+        two.prefill.run_until(request.is_finished)
+        assert two.prefill.answers()["prompt"]["remote_num_tokens"] == 49

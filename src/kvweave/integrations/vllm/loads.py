@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvweave.errors import KVWeaveError, LocalProtocolError
+from kvweave.errors import KVWeaveError, LocalProtocolError, RemoteProtocolError
 from kvweave.integrations.vllm.block_ids import BlockIds
 from kvweave.integrations.vllm.params import mark_taken, names_offer
 from kvweave.integrations.vllm.stats import TransferStats
@@ -85,7 +85,7 @@ class Loads:
                 return
             fetch = self._engine.hold(reference)
         except KVWeaveError as error:
-            self._stats.count("failed", "wrong_reference")
+            self._stats.count("failed", "wrong_reference" if isinstance(error, RemoteProtocolError) else "not_held")
             logger.warning("request %s: its prompt is computed here: %s", request.request_id, error)
             mark_taken(request)
             return

@@ -26,8 +26,6 @@ logger = logging.getLogger("kvweave")
 
 REMEMBERED_FAMILIES = 1024
 
-_CUT = "kvweave_cut"
-
 
 class Offers:
     """All offers of one engine. One thread calls it; releases come from the polling thread by a queue."""
@@ -36,6 +34,7 @@ class Offers:
         self._engine = engine
         self._block_ids = block_ids
         self._kept_back = kept_back
+        self._cut: set[str] = set()
         self._siblings: dict[str, OfferReference] = {}
         self._released: deque[str] = deque()
 
@@ -44,13 +43,17 @@ class Offers:
 
         Not with prompt log-probabilities: their decode engine computes the whole prompt.
         """
-        if asks_for_offer(request) and self._kept_back and not request.skip_reading_prefix_cache:
+        if not asks_for_offer(request) or not self._kept_back or request.skip_reading_prefix_cache:
+            return
+        if request.num_prompt_tokens > self._kept_back:
             cut_prompt(request, self._kept_back)
+            self._cut.add(request.request_id)
 
     def finish(self, request: Any, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
         """Offers a finished request's blocks; the params for the decode engine, None when nothing is offered."""
         done = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
         num_tokens = self._offered_tokens(request)
+        self._cut.discard(request.request_id)
         if not asks_for_offer(request) or not done or num_tokens < 1:
             return None
         try:
@@ -92,8 +95,8 @@ class Offers:
         computed = int(request.num_computed_tokens)
         if not self._kept_back:
             return min(computed, int(request.num_prompt_tokens) - 1)
-        cut = (request.kv_transfer_params or {}).get(_CUT)
-        return computed if cut and computed == request.num_prompt_tokens else 0
+        whole = request.request_id in self._cut and computed == request.num_prompt_tokens
+        return computed if whole else 0
 
 
 def kept_back(vllm_config: Any, kv_cache_config: Any) -> int:
@@ -108,10 +111,7 @@ def only_full_and_states(kv_cache_config: Any) -> bool:
 
 
 def cut_prompt(request: Any, num_tokens: int) -> None:
-    """Takes the end off a prompt that is longer, once; what is sampled in its place is nobody's."""
-    params = request.kv_transfer_params
-    if params.get(_CUT) or request.num_prompt_tokens <= num_tokens:
-        return
+    """Takes the end off a prompt that is longer; what is sampled in its place is nobody's."""
     if request.prompt_token_ids is not None:
         del request.prompt_token_ids[-num_tokens:]
     if request.prompt_embeds is not None:
@@ -119,7 +119,6 @@ def cut_prompt(request: Any, num_tokens: int) -> None:
     del request._all_token_ids[-num_tokens:]
     request.num_prompt_tokens -= num_tokens
     request.max_tokens = 1
-    params[_CUT] = True
 
 
 def _layer_specs(kv_cache_config: Any) -> Iterator[Any]:

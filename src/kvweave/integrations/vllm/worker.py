@@ -6,6 +6,7 @@ is left for an engine step is to report what the scheduler role says is finished
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +60,4 @@ class WorkerRole:
 
 def transport_name(settings: Settings, rank: str) -> str:
     """A name that no other transport has."""
-    import secrets
-
     return f"{settings.engine_id}/{rank}/{secrets.token_hex(4)}"
