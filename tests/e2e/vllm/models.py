@@ -25,6 +25,7 @@ class ServedModel:
     dtype: str = "float32"
     prefix_caching: bool = True
     repeatable: bool = True
+    seed: int = 20
     arguments: tuple[str, ...] = ()
 
 
@@ -32,6 +33,7 @@ _WIDE = {"hidden_size": 256, "mamba_d_head": 64}
 
 MODELS: Mapping[str, ServedModel] = {
     "llama": ServedModel("llama"),
+    "llama-tuned": ServedModel("llama", seed=21),
     "llama-2heads": ServedModel("llama", {"num_key_value_heads": 2}),
     "llama-1head": ServedModel("llama-mqa"),
     "gemma3": ServedModel("gemma3", {"sliding_window": 128}),
@@ -53,5 +55,5 @@ def served_model(name: str, folder: Path) -> Path:
     family = FAMILIES[chosen.family]
     target = folder / name
     if not (target / "config.json").exists():
-        save_random_model(family.model_type, dict(family.values) | dict(chosen.values), target)
+        save_random_model(family.model_type, dict(family.values) | dict(chosen.values), target, chosen.seed)
     return target

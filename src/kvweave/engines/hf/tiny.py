@@ -35,7 +35,7 @@ def tiny_model(family: str, folder: str | Path) -> Path:
     return save_random_model(chosen.model_type, chosen.values, folder)
 
 
-def save_random_model(model_type: str, values: Mapping[str, Any], folder: str | Path) -> Path:
+def save_random_model(model_type: str, values: Mapping[str, Any], folder: str | Path, seed: int = _SEED) -> Path:
     """Saves a random model of these config values and a byte tokenizer to ``folder``; returns the folder."""
     config = AutoConfig.for_model(
         model_type,
@@ -48,7 +48,7 @@ def save_random_model(model_type: str, values: Mapping[str, Any], folder: str | 
         **values,
     )
     with torch.random.fork_rng():
-        torch.manual_seed(_SEED)
+        torch.manual_seed(seed)
         network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     network.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)

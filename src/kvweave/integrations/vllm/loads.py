@@ -25,6 +25,7 @@ from typing import Any
 from kvweave.errors import KVWeaveError, LocalProtocolError, RemoteProtocolError
 from kvweave.integrations.vllm.block_ids import BlockIds
 from kvweave.integrations.vllm.params import mark_taken, names_offer
+from kvweave.integrations.vllm.prompts import is_of
 from kvweave.integrations.vllm.stats import TransferStats
 from kvweave.protocol.effects import FailureReason
 from kvweave.protocol.reference import OfferReference
@@ -78,7 +79,7 @@ class Loads:
         if not names_offer(request):
             return
         try:
-            reference = OfferReference.from_params(request.kv_transfer_params, self._engine.peers.allows)
+            reference = self._reference(request)
             key = _key(reference)
             if key in self._owners or key in self._spent:
                 self._followers[request.request_id] = key
@@ -99,14 +100,7 @@ class Loads:
         load = self._loads.get(request.request_id)
         if load is None or load.begun or request.skip_reading_prefix_cache:
             return 0
-        offered = load.reference.num_tokens
-        missing = offered - num_computed
-        if offered >= request.num_prompt_tokens:
-            logger.warning(
-                "request %s: %d tokens are offered for its prompt of %d, which is another one; it is computed here",
-                request.request_id, offered, request.num_prompt_tokens,
-            )  # fmt: skip
-            return 0
+        missing = load.reference.num_tokens - num_computed
         load.missing = missing if missing >= max(self._recompute_threshold, 1) else 0
         return load.missing
 
@@ -162,6 +156,18 @@ class Loads:
             if delivered is not None and delivered.incomplete
         }
         return Ended(frozenset(ended), failed, incomplete)
+
+    def _reference(self, request: Any) -> OfferReference:
+        """The offer that a request names; raises ``RemoteProtocolError`` when it is malformed or of another prompt."""
+        params = request.kv_transfer_params
+        reference = OfferReference.from_params(params, self._engine.peers.allows)
+        if not is_of(params, request, reference.num_tokens):
+            raise RemoteProtocolError(
+                f"kv_transfer_params: {reference.num_tokens} tokens of {reference.request_id} are not the beginning of "
+                f"this prompt of {request.num_prompt_tokens} (tokens, adapter and media compared); pass on the params "
+                "of the same request"
+            )
+        return reference
 
     def _close(self, request_id: str) -> None:
         """The record ends; an offer that nobody read is given back."""

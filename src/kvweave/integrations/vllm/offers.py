@@ -20,6 +20,7 @@ from vllm.v1.request import RequestStatus
 from kvweave.errors import KVWeaveError
 from kvweave.integrations.vllm.block_ids import BlockIds
 from kvweave.integrations.vllm.params import asks_for_offer
+from kvweave.integrations.vllm.prompts import sign_params
 from kvweave.runtime import OfferReference, PrefillEngine, Released
 
 logger = logging.getLogger("kvweave")
@@ -65,7 +66,7 @@ class Offers:
         if reference is None:
             return None
         self._replace_sibling(reference)
-        return reference.params()
+        return sign_params(reference.params(), request, num_tokens)
 
     def take_released(self) -> set[str]:
         """Requests whose blocks are free since."""
