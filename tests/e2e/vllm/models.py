@@ -29,6 +29,8 @@ class ServedModel:
     arguments: tuple[str, ...] = ()
 
 
+_GATED = {"head_dim": 64, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+_LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 64}
 _WIDE = {"hidden_size": 256, "mamba_d_head": 64}
 
 MODELS: Mapping[str, ServedModel] = {
@@ -42,8 +44,8 @@ MODELS: Mapping[str, ServedModel] = {
     "falcon-h1": ServedModel("falcon-h1", _WIDE | {"mamba_d_ssm": 512}, prefix_caching=False),
     "nemotron-h": ServedModel("nemotron-h", {"mamba_head_dim": 64}, prefix_caching=False),
     "mamba2": ServedModel("mamba2", {"hidden_size": 256, "head_dim": 64}),
-    "qwen3-next": ServedModel("qwen3-next", {"head_dim": 64}, dtype="bfloat16", repeatable=False),
-    "deepseek-v2": ServedModel("deepseek-v2", repeatable=False),
+    "qwen3-next": ServedModel("qwen3-next", _GATED, dtype="bfloat16", repeatable=False),
+    "deepseek-v2": ServedModel("deepseek-v2", _LATENT, dtype="bfloat16", repeatable=False),
 }
 
 
