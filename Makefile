@@ -31,7 +31,7 @@ test: .venv/.test  ## All tests but the parity tests
 	@$(BIN)/python -m pytest --ignore=tests/parity $(ARGS)
 
 parity: .venv-vllm/.parity  ## The mapping against the installed vLLM's own, in .venv-vllm
-	@KVWEAVE_REQUIRE_VLLM=1 $(VLLM_BIN)/python -m pytest tests/parity $(ARGS)
+	@KVWEAVE_REQUIRE_VLLM=1 $(VLLM_BIN)/python -m pytest tests/parity tests/integrations/vllm $(ARGS)
 
 environment: .venv/.test
 

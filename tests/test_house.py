@@ -32,6 +32,9 @@ TESTED_ELSEWHERE = {
 }
 """Modules without a test file of their own, and what tests them. Package docstrings need none."""
 
+NAMED_ELSEWHERE = {"integrations/vllm/connector.py": "the names are those of vLLM's connector interface"}
+"""Modules whose functions another project names."""
+
 # In pieces, so that this file does not contain what it looks for.
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:" + "|".join(["wo" + "rk", "ro" + "ot", "ho" + "me", "op" + "t"]) + r")/\w")
 REGISTRY_HOSTS = re.compile(
@@ -74,7 +77,8 @@ def test_no_function_is_too_long() -> None:
 
 
 def test_no_function_name_is_abbreviated() -> None:
-    assert [place for place, node in functions() if ABBREVIATED.search(node.name)] == []
+    found = [place for place, node in functions() if ABBREVIATED.search(node.name)]
+    assert [place for place in found if place.split(":")[0] not in NAMED_ELSEWHERE] == []
 
 
 def test_source_has_no_assert() -> None:

@@ -309,3 +309,22 @@ def test_closing_gives_everything_up(reading: FetchBook) -> None:
     effects = reading.close()
     assert reasons(effects) == [FailureReason.CLOSED] * 2
     assert CancelReads(7) in effects
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["held", "begun"])
+def test_abort_before_the_peer_is_ready_frees_the_other_side_once_it_is(begun: bool) -> None:
+    book = FetchBook("decode-1", 2, TIMING)
+    book.hold(100.0, 7, ADDRESS, reference())
+    if begun:
+        book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
+    assert reasons(book.abort(7)) == [FailureReason.ABORTED]
+    assert messages(book.peer_ready(101.0, ADDRESS, 9.0)) == [Claim(7, ENGINE, key())]
+    assert messages(book.receive(101.0, ADDRESS, CLAIMED)) == ACKNOWLEDGED
+
+
+def test_what_is_owed_to_a_peer_that_never_comes_is_forgotten() -> None:
+    book = FetchBook("decode-1", 2, TIMING)
+    book.hold(100.0, 7, ADDRESS, reference())
+    book.abort(7)
+    book.peer_failed(ADDRESS, "nobody answers", ())
+    assert book.peer_ready(102.0, ADDRESS, 9.0) == ()

@@ -74,6 +74,7 @@ class FetchBook:
         self._leases: dict[str, float] = {}
         self._timers: Timers[int] = Timers()
         self._beats: Timers[str] = Timers()
+        self._owed: dict[str, list[Send]] = {}
         self._begun: set[int] = set()
         self._reading: set[int] = set()
 
@@ -122,7 +123,8 @@ class FetchBook:
     def abort(self, number: int) -> Effects:
         """Ends a fetch from our side; an unknown or finished one is ignored.
 
-        A held offer is claimed and acknowledged unread, so that the other side is free at once.
+        An offer that was not claimed yet is claimed and acknowledged unread, so that the other side is free at once: as
+        soon as the peer is ready, where it is not.
         """
         fetch = self._fetches.get(number)
         if fetch is None:
@@ -130,6 +132,8 @@ class FetchBook:
         declined: Effects = ()
         if fetch.state is FetchState.QUEUED and fetch.address in self._leases:
             declined = (self._claim_message(fetch),)
+        elif fetch.state in (FetchState.QUEUED, FetchState.AWAITING_PEER):
+            self._owed.setdefault(fetch.address, []).append(self._claim_message(fetch))
         return declined + self._give_up(fetch, FailureReason.ABORTED, "aborted by this engine")
 
     def close(self) -> Effects:
@@ -142,7 +146,7 @@ class FetchBook:
         self._leases[address] = lease_seconds
         self._beats.set(address, now)
         waiting = [fetch for fetch in self._at(address) if fetch.state is FetchState.AWAITING_PEER]
-        return _joined(self._claim(now, fetch) for fetch in waiting)
+        return (*self._owed.pop(address, ()), *_joined(self._claim(now, fetch) for fetch in waiting))
 
     def peer_lost(self, address: str, text: str) -> Effects:
         """A peer that was ready is gone: what was being read fails, what was not yet claimed tries once more."""
@@ -153,6 +157,7 @@ class FetchBook:
 
     def peer_failed(self, address: str, text: str, problems: Sequence[Mismatch]) -> Effects:
         """No connection to the peer came about: everything that waits for it fails."""
+        self._owed.pop(address, None)
         reason = FailureReason.INCOMPATIBLE if problems else FailureReason.PEER_LOST
         waiting = [fetch for fetch in self._at(address) if fetch.state in (FetchState.QUEUED, FetchState.AWAITING_PEER)]
         return _joined(self._give_up(fetch, reason, text, tuple(problems)) for fetch in waiting)

@@ -109,6 +109,7 @@ class DecodeSide:
     """A decode engine's coordinator without I/O."""
 
     def __init__(self, engine_id: str, layout: EngineLayout, timing: Timing) -> None:
+        self.engine_id = engine_id
         self.peers = PeerBook(engine_id, layout, timing)
         self.fetches = FetchBook(engine_id, len(layout.ranks), timing)
 

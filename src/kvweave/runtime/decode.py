@@ -24,9 +24,11 @@ from kvweave.runtime.addresses import PeerList, join_address, split_address
 from kvweave.runtime.clock import Clock, boot_time
 from kvweave.runtime.control import ControlClient
 from kvweave.runtime.decode_coordinator import Abort, Begin, Connect, DecodeCommand, DecodeCoordinator, Hold, Peer
+from kvweave.runtime.events import DecodeLink
 from kvweave.runtime.handle import Fetch
+from kvweave.runtime.links import Patient
 from kvweave.runtime.metrics import Metrics, Observer, Recorder
-from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_names
+from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_names, require_workers
 from kvweave.runtime.polling import PollingThread
 from kvweave.runtime.tables import checked_tables
 from kvweave.runtime.workers import DecodeWorker
@@ -36,16 +38,19 @@ class DecodeEngine:
     """An engine that fetches prompts from prefill engines.
 
     ``layout`` has the real addresses of every rank's memory, which is registered here. ``transport`` makes one
-    transport per rank from a unique name. ``peers`` are the prefill engines: ``host:port`` is handshaken at once and
-    again after every loss; hosts and networks without a port are merely allowed. Loopback is always allowed.
-    ``engine_id`` must be new with every restart, and is made up when not given.
+    transport per rank from a unique name; where the ranks' workers live in other processes, ``workers`` are their links
+    instead, in the order of the layout's ranks, and belong to the engine from now on. ``peers`` are the prefill
+    engines: ``host:port`` is handshaken at once and again after every loss; hosts and networks without a port are
+    merely allowed. Loopback is always allowed. ``engine_id`` must be new with every restart, and is made up when not
+    given.
     """
 
     def __init__(
         self,
         layout: EngineLayout,
         *,
-        transport: TransportFactory,
+        transport: TransportFactory | None = None,
+        workers: Sequence[DecodeLink] = (),
         engine_id: str | None = None,
         peers: Sequence[str] = (),
         timing: Timing | None = None,
@@ -60,14 +65,15 @@ class DecodeEngine:
         with ExitStack() as stack:
             client = ControlClient()
             stack.callback(client.close)
-            workers = []
-            for rank, name in enumerate(rank_names(self.engine_id, layout)):
-                made = transport(name)
-                stack.callback(made.close)
-                workers.append(DecodeWorker(rank, layout, made, clock))
+            for worker in workers:
+                stack.callback(worker.close)
+            remote = bool(workers)
+            if transport is not None:
+                workers = _local_workers(self.engine_id, layout, transport, clock, stack)
+            require_workers(self.engine_id, layout, workers)
             side = DecodeSide(self.engine_id, layout, timing or Timing())
             self._coordinator = DecodeCoordinator(layout, side, client, workers, clock, self._recorder)
-            self._thread = PollingThread(self.engine_id, self._coordinator)
+            self._thread = PollingThread(self.engine_id, Patient(self._coordinator) if remote else self._coordinator)
             stack.pop_all()
         for address in self.peers.addresses:
             self.connect(address)
@@ -152,3 +158,14 @@ class DecodeEngine:
     def _require_alive(self) -> None:
         if not self._thread.alive:
             raise LocalProtocolError(f"engine {self.engine_id}: it is closed; make a new one")
+
+
+def _local_workers(
+    engine_id: str, layout: EngineLayout, transport: TransportFactory, clock: Clock, stack: ExitStack
+) -> list[DecodeWorker]:
+    workers = []
+    for rank, name in enumerate(rank_names(engine_id, layout)):
+        made = transport(name)
+        stack.callback(made.close)
+        workers.append(DecodeWorker(rank, layout, made, clock))
+    return workers

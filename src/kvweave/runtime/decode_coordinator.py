@@ -49,6 +49,7 @@ from kvweave.runtime.events import (
 )
 from kvweave.runtime.handle import Fetch, failure_error
 from kvweave.runtime.metrics import Recorder
+from kvweave.runtime.peer_line import describe_peer
 from kvweave.runtime.polling import Activity
 from kvweave.runtime.record import FetchRecord
 
@@ -128,7 +129,7 @@ class DecodeCoordinator:
 
     def sockets(self) -> Sequence[Any]:
         """See ``Pollable``."""
-        return self._client.sockets()
+        return [*self._client.sockets(), *(socket for worker in self._workers for socket in worker.sockets())]
 
     def poll(self) -> Activity:
         """See ``Pollable``."""
@@ -263,8 +264,9 @@ class DecodeCoordinator:
         match effect:
             case PeerReady(address, engine_id, _):
                 self._recorder.add("handshakes")
-                logger.info("prefill engine %s at %s is ready", engine_id, address)
                 peer = self._peers[address] = Peer(address, engine_id, self._layouts[address])
+                line = describe_peer(self._side.engine_id, self._layout, engine_id, peer.layout)
+                logger.info("prefill engine %s at %s is ready: %s", engine_id, address, line)
                 for future in waiting:
                     future.set_result(peer)
                 return

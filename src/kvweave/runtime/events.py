@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvweave.core.parallel import RankCoordinates
 from kvweave.errors import Mismatch, TransportError
@@ -72,6 +72,31 @@ class ReadsEnded:
     statistics: ReadStatistics
 
 
+class PrefillLink(Protocol):
+    """How a prefill coordinator reaches one rank's worker: here the worker itself, elsewhere what speaks for it."""
+
+    @property
+    def agent_data(self) -> bytes:
+        """What a peer needs to read from this rank."""
+        ...
+
+    def poll(self) -> object:
+        """Lets peers' reads move on; must not block."""
+        ...
+
+    def attend(self, busy: bool) -> None:
+        """Says whether peers may be reading or connecting; must not block."""
+        ...
+
+    def sockets(self) -> Sequence[Any]:
+        """What to wait on while idle."""
+        ...
+
+    def close(self) -> None:
+        """Ends the worker; its memory cannot be read any more when this returns."""
+        ...
+
+
 class DecodeLink(Protocol):
     """How a decode coordinator reaches one rank's worker: here the worker itself, elsewhere what speaks for it."""
 
@@ -81,6 +106,10 @@ class DecodeLink(Protocol):
 
     def poll(self) -> Sequence[WorkerEvent]:
         """What the worker has reported since; must not block."""
+        ...
+
+    def sockets(self) -> Sequence[Any]:
+        """What to wait on while idle."""
         ...
 
     def close(self) -> None:

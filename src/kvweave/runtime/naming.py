@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvweave.core.layout import EngineLayout
 from kvweave.errors import LocalProtocolError
@@ -34,3 +34,12 @@ def rank_names(engine_id: str, layout: EngineLayout) -> list[str]:
     """One transport name per rank, new with every call."""
     start = secrets.token_hex(4)
     return [f"{engine_id}/{rank.coordinates}/{start}" for rank in layout.ranks]
+
+
+def require_workers(engine_id: str, layout: EngineLayout, workers: Sequence[object]) -> None:
+    """Raises ``LocalProtocolError`` unless there is one worker per rank."""
+    if len(workers) != len(layout.ranks):
+        raise LocalProtocolError(
+            f"engine {engine_id}: {len(workers)} workers for {len(layout.ranks)} ranks; "
+            "give a transport, or one worker's link per rank"
+        )

@@ -22,6 +22,8 @@ from typing import Any, Protocol
 
 import zmq
 
+from kvweave.errors import KVWeaveError
+
 SERVING_SECONDS = 0.0002
 IDLE_MILLISECONDS = 10
 CLOSE_SECONDS = 5.0
@@ -97,6 +99,9 @@ class PollingThread:
             while not self._closing.is_set():
                 self._wait(self._pollable.poll())
             self._finish()
+        except KVWeaveError as error:
+            logger.error("%s ends: %s", self._thread.name, error)
+            cause = error
         except Exception as error:
             logger.exception("%s ends", self._thread.name)
             cause = error

@@ -22,8 +22,10 @@ from kvweave.protocol.sides import PrefillSide
 from kvweave.runtime.addresses import PeerList
 from kvweave.runtime.clock import Clock, boot_time
 from kvweave.runtime.control import ControlServer
+from kvweave.runtime.events import PrefillLink
+from kvweave.runtime.links import Patient
 from kvweave.runtime.metrics import Metrics, Observer, Recorder
-from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_names
+from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_names, require_workers
 from kvweave.runtime.polling import PollingThread
 from kvweave.runtime.prefill_coordinator import Offer, PrefillCoordinator, Released, Withdraw
 from kvweave.runtime.tables import checked_tables
@@ -36,17 +38,19 @@ class PrefillEngine:
     """An engine whose finished prompts can be fetched.
 
     ``layout`` has the real addresses of every rank's memory, which is registered here. ``transport`` makes one
-    transport per rank from a unique name. ``bind`` is where decode engines reach the control channel (``host:port``,
-    port 0 takes a free one); on several machines name their hosts or networks in ``peers``. ``advertise`` is the host
-    that references name, when it is not the bound one. ``engine_id`` must be new with every restart, and is made up
-    when not given.
+    transport per rank from a unique name; where the ranks' workers live in other processes, ``workers`` are their links
+    instead, in the order of the layout's ranks, and belong to the engine from now on. ``bind`` is where decode engines
+    reach the control channel (``host:port``, port 0 takes a free one); on several machines name their hosts or networks
+    in ``peers``. ``advertise`` is the host that references name, when it is not the bound one. ``engine_id`` must be
+    new with every restart, and is made up when not given.
     """
 
     def __init__(
         self,
         layout: EngineLayout,
         *,
-        transport: TransportFactory,
+        transport: TransportFactory | None = None,
+        workers: Sequence[PrefillLink] = (),
         engine_id: str | None = None,
         bind: str = "127.0.0.1:0",
         advertise: str | None = None,
@@ -63,14 +67,15 @@ class PrefillEngine:
         with ExitStack() as stack:
             self._server = ControlServer(bind, PeerList.parse(peers), advertise)
             stack.callback(self._server.close)
-            workers = []
-            for rank, name in zip(layout.ranks, rank_names(self.engine_id, layout), strict=True):
-                made = transport(name)
-                stack.callback(made.close)
-                workers.append(PrefillWorker(rank, made))
+            for worker in workers:
+                stack.callback(worker.close)
+            remote = bool(workers)
+            if transport is not None:
+                workers = _local_workers(self.engine_id, layout, transport, stack)
+            require_workers(self.engine_id, layout, workers)
             side = PrefillSide(self.engine_id, layout, [worker.agent_data for worker in workers], lease_seconds)
             self._coordinator = PrefillCoordinator(side, self._server, workers, clock, self._recorder)
-            self._thread = PollingThread(self.engine_id, self._coordinator)
+            self._thread = PollingThread(self.engine_id, Patient(self._coordinator) if remote else self._coordinator)
             stack.pop_all()
 
     def __enter__(self) -> PrefillEngine:
@@ -138,3 +143,14 @@ class PrefillEngine:
     def _require_alive(self) -> None:
         if not self._thread.alive:
             raise LocalProtocolError(f"engine {self.engine_id}: it is closed; make a new one")
+
+
+def _local_workers(
+    engine_id: str, layout: EngineLayout, transport: TransportFactory, stack: ExitStack
+) -> list[PrefillWorker]:
+    workers = []
+    for rank, name in zip(layout.ranks, rank_names(engine_id, layout), strict=True):
+        made = transport(name)
+        stack.callback(made.close)
+        workers.append(PrefillWorker(rank, made))
+    return workers

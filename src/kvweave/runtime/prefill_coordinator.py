@@ -20,9 +20,9 @@ from kvweave.protocol.sides import PrefillSide
 from kvweave.runtime.clock import Clock
 from kvweave.runtime.commands import CommandQueue
 from kvweave.runtime.control import ControlServer
+from kvweave.runtime.events import PrefillLink
 from kvweave.runtime.metrics import Recorder
 from kvweave.runtime.polling import Activity
-from kvweave.runtime.workers import PrefillWorker
 
 GREETED_SECONDS = 5.0
 """How long after a handshake the thread stays awake for the connections that follow."""
@@ -62,7 +62,7 @@ class PrefillCoordinator:
         self,
         side: PrefillSide,
         server: ControlServer,
-        workers: Sequence[PrefillWorker],
+        workers: Sequence[PrefillLink],
         clock: Clock,
         recorder: Recorder,
     ) -> None:
@@ -84,7 +84,7 @@ class PrefillCoordinator:
 
     def sockets(self) -> Sequence[Any]:
         """See ``Pollable``."""
-        return self._server.sockets()
+        return [*self._server.sockets(), *(socket for worker in self._workers for socket in worker.sockets())]
 
     def poll(self) -> Activity:
         """See ``Pollable``. Messages are taken before commands and handled after them: an offer precedes its claim."""
@@ -97,7 +97,9 @@ class PrefillCoordinator:
             self._receive(connection, data)
         now = self._clock()
         self._perform(self._side.handle_timer(now))
-        busy = self._side.offers.being_read or now < self._awake_until
+        busy = self._side.offers.being_read > 0 or now < self._awake_until
+        for worker in self._workers:
+            worker.attend(busy)
         return Activity.SERVING if busy else Activity.IDLE
 
     def begin_closing(self) -> None:

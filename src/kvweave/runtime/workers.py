@@ -6,8 +6,9 @@ for its own rank, computes a request's rows, posts its reads, and reports. Both 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,13 @@ class PrefillWorker:
         """Lets peers' reads move on."""
         self._transport.progress()
 
+    def attend(self, busy: bool) -> None:
+        """See ``PrefillLink``; whoever polls here knows it."""
+
+    def sockets(self) -> Sequence[Any]:
+        """See ``PrefillLink``."""
+        return ()
+
     def close(self) -> None:
         """Ends the transport; nothing of this rank can be read any more."""
         self._transport.close()
@@ -74,9 +82,14 @@ class _Reads:
 
 
 class DecodeWorker:
-    """One decode rank, number ``rank`` of its engine. One thread calls it."""
+    """One decode rank, number ``rank`` of its engine. One thread calls it.
 
-    def __init__(self, rank: int, layout: EngineLayout, transport: Transport, clock: Clock) -> None:
+    ``registered`` says that its memory is registered with the transport already.
+    """
+
+    def __init__(
+        self, rank: int, layout: EngineLayout, transport: Transport, clock: Clock, registered: bool = False
+    ) -> None:
         self._rank = rank
         self._layout = layout
         self._own = layout.ranks[rank]
@@ -86,7 +99,13 @@ class DecodeWorker:
         self._peers: dict[str, _Peer] = {}
         self._reads: dict[int, _Reads] = {}
         self._events: list[WorkerEvent] = []
-        transport.register(self._own.regions)
+        if not registered:
+            transport.register(self._own.regions)
+
+    @property
+    def busy(self) -> bool:
+        """Whether reads or connections are open, so that bytes move only in ``poll``."""
+        return bool(self._reads) or any(peer.connecting for peer in self._peers.values())
 
     def submit(self, command: WorkerCommand) -> None:
         """Carries one command out, or begins to."""
@@ -110,6 +129,10 @@ class DecodeWorker:
             self._look_at_reads(fetch, self._reads[fetch])
         events, self._events = self._events, []
         return events
+
+    def sockets(self) -> Sequence[Any]:
+        """See ``DecodeLink``."""
+        return ()
 
     def close(self) -> None:
         """Ends all reads at once and the transport with them."""

@@ -6,7 +6,9 @@ trained model's, so that logits are far apart and no token repeats for ever; a w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -30,18 +32,23 @@ def tiny_model(family: str, folder: str | Path) -> Path:
     if family not in FAMILIES:
         raise ConfigurationError(f"tiny family: {family!r} is not known; use one of {', '.join(FAMILIES)}")
     chosen = FAMILIES[family]
+    return save_random_model(chosen.model_type, chosen.values, folder)
+
+
+def save_random_model(model_type: str, values: Mapping[str, Any], folder: str | Path, seed: int = _SEED) -> Path:
+    """Saves a random model of these config values and a byte tokenizer to ``folder``; returns the folder."""
     config = AutoConfig.for_model(
-        chosen.model_type,
+        model_type,
         vocab_size=VOCABULARY,
         initializer_range=_WEIGHT_SCALE,
         tie_word_embeddings=False,
         bos_token_id=VOCABULARY - 3,
         eos_token_id=VOCABULARY - 2,
         pad_token_id=VOCABULARY - 1,
-        **chosen.values,
+        **values,
     )
     with torch.random.fork_rng():
-        torch.manual_seed(_SEED)
+        torch.manual_seed(seed)
         network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     network.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)

@@ -1,1 +1,26 @@
 """The vLLM connector: translates between vLLM's connector interface and kvweave, and decides nothing itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["KVWeaveConnector", "register"]
+
+CONNECTOR = "KVWeaveConnector"
+
+
+def register() -> None:
+    """Makes the connector known to vLLM by its name; vLLM calls this at start (``vllm.general_plugins``)."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    if CONNECTOR not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(CONNECTOR, "kvweave.integrations.vllm.connector", CONNECTOR)
+
+
+def __getattr__(name: str) -> Any:
+    """The connector's class, for ``kv_connector_module_path``; imported on demand, since it needs vLLM."""
+    if name != CONNECTOR:
+        raise AttributeError(f"module {__name__} has no attribute {name!r}")
+    from kvweave.integrations.vllm.connector import KVWeaveConnector
+
+    return KVWeaveConnector

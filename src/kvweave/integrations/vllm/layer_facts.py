@@ -1,0 +1,82 @@
+"""What only vLLM's layer objects say of a layer: its attention backend, and how that fills a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvweave.integrations.vllm.version import DEEPSEEK_V4_BACKENDS, INDEXER_BACKENDS, KEY_MAJOR_BACKENDS
+
+CONV_ORDERS = ("SD", "DS")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """Of one layer: the backend's name, the CPU's instruction set, the tokens of the backend's own pages.
+
+    ``page_tokens`` is known where a page's interior depends on it (values, then scales). ``shares_with`` names the
+    layer whose cache this one reads (vLLM's ``kv_sharing_target_layer_name``): it keeps nothing of its own.
+    ``shuffled`` says that values of a page lie in an order of the kernel's own, ``key_major`` that a recurrent state
+    lies as (head, key, value) whatever its shape says.
+    """
+
+    backend: str
+    isa: str | None = None
+    page_tokens: int | None = None
+    shares_with: str | None = None
+    shuffled: bool = False
+    key_major: bool = False
+
+
+def read_facts(vllm_config: Any, kv_cache_config: Any) -> Mapping[str, LayerFacts]:
+    """The facts of every layer that a worker has built."""
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    specs = layer_specs(kv_cache_config)
+    layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)
+    return {name: _facts(layer, specs.get(name)) for name, layer in layers.items()}
+
+
+def layer_specs(kv_cache_config: Any) -> dict[str, Any]:
+    """Each layer's own vLLM spec, uniform groups taken layer by layer."""
+    found: dict[str, Any] = {}
+    for group in kv_cache_config.kv_cache_groups:
+        inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+        for name in group.layer_names:
+            if inner is None:
+                found[name] = group.kv_cache_spec
+            elif name in inner:
+                found[name] = inner[name]
+    return found
+
+
+def conv_order() -> str:
+    """The order of conv states' axes in this process (vLLM's ``VLLM_SSM_CONV_STATE_LAYOUT``, tap-major unless set)."""
+    from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
+
+    return str(get_conv_state_layout())
+
+
+def _facts(layer: Any, spec: Any) -> LayerFacts:
+    from vllm.platforms import current_platform
+
+    backend = layer.get_attn_backend()
+    return LayerFacts(
+        str(backend.get_name()),
+        getattr(layer, "isa", None),
+        _page_tokens(backend, spec),
+        getattr(layer, "kv_sharing_target_layer_name", None),
+        bool(getattr(layer, "uses_shuffled_layout", False)),
+        current_platform.is_cpu() and backend.get_name() in KEY_MAJOR_BACKENDS,
+    )
+
+
+def _page_tokens(backend: Any, spec: Any) -> int | None:
+    """Tokens of the blocks that the backend's kernels address (vLLM's ``select_common_block_size``)."""
+    from vllm.v1.worker.utils import select_common_block_size
+
+    if spec is None or backend.get_name() not in INDEXER_BACKENDS | DEEPSEEK_V4_BACKENDS:
+        return None
+    return int(select_common_block_size(spec.block_size, [backend], [spec]))

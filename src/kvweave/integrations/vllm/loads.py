@@ -1,0 +1,200 @@
+"""Fetches of the requests of one scheduler: from a reference in a request to one report of success or failure.
+
+::
+
+    arrives -> queued (heartbeats keep the offer) -> loading -> reported to the workers -> over
+                  |- nothing is missing here, or it ends unscheduled: the offer is given back unread
+
+Rules:
+
+- An offer is loaded once. A second request that names it (n > 1, a resent request) waits until the first one's tokens
+  are in the prefix cache, and computes what it does not find there.
+- What is loaded is what the offer holds, from the first token on that this engine has not; the rest of the prompt, one
+  token at least, is computed here.
+- A failure is reported when no read writes into the request's blocks any more, a success when it is delivered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvweave.errors import KVWeaveError, LocalProtocolError, RemoteProtocolError
+from kvweave.integrations.vllm.block_ids import BlockIds
+from kvweave.integrations.vllm.params import mark_taken, names_offer
+from kvweave.integrations.vllm.prompts import is_of
+from kvweave.integrations.vllm.stats import TransferStats
+from kvweave.protocol.effects import FailureReason
+from kvweave.protocol.reference import OfferReference
+from kvweave.runtime import DecodeEngine, Delivered, Fetch
+
+REMEMBERED_OFFERS = 4096
+
+logger = logging.getLogger("kvweave")
+
+_Key = tuple[str, str, int]
+
+
+@dataclass(slots=True)
+class _Load:
+    """One request's fetch. ``left`` says that its request has ended before it, ``missing`` what vLLM was told last."""
+
+    reference: OfferReference
+    fetch: Fetch
+    begun: bool = False
+    left: bool = False
+    missing: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Loads that have ended, by request: ``failed`` ones, and blocks of others that must never be a cached prefix."""
+
+    loaded: frozenset[str]
+    failed: frozenset[str]
+    incomplete: Mapping[str, Mapping[str, tuple[int, ...]]]
+
+
+class Loads:
+    """All fetches of one engine's requests. One thread calls it; reports of the polling thread come by queues."""
+
+    def __init__(
+        self, engine: DecodeEngine, block_ids: BlockIds, recompute_threshold: int, stats: TransferStats
+    ) -> None:
+        self._engine = engine
+        self._block_ids = block_ids
+        self._recompute_threshold = recompute_threshold
+        self._stats = stats
+        self._loads: dict[str, _Load] = {}
+        self._followers: dict[str, _Key] = {}
+        self._owners: dict[_Key, str] = {}
+        self._spent: OrderedDict[_Key, None] = OrderedDict()
+        self._ended: deque[tuple[str, Delivered | None]] = deque()
+
+    def arrive(self, request: Any) -> None:
+        """A new request; holds its offer while it is queued."""
+        if not names_offer(request):
+            return
+        try:
+            reference = self._reference(request)
+            key = _key(reference)
+            if key in self._owners or key in self._spent:
+                self._followers[request.request_id] = key
+                return
+            fetch = self._engine.hold(reference)
+        except KVWeaveError as error:
+            self._stats.count("failed", "wrong_reference" if isinstance(error, RemoteProtocolError) else "not_held")
+            logger.warning("request %s: its prompt is computed here: %s", request.request_id, error)
+            mark_taken(request)
+            return
+        self._owners[key] = request.request_id
+        self._loads[request.request_id] = _Load(reference, fetch)
+
+    def missing_tokens(self, request: Any, num_computed: int) -> int | None:
+        """How many tokens beyond the ``num_computed`` first ones will be loaded; None while that is undecided."""
+        if request.request_id in self._followers:
+            return None if self._followers[request.request_id] in self._owners else 0
+        load = self._loads.get(request.request_id)
+        if load is None or load.begun or request.skip_reading_prefix_cache:
+            return 0
+        missing = load.reference.num_tokens - num_computed
+        load.missing = missing if missing >= max(self._recompute_threshold, 1) else 0
+        return load.missing
+
+    def allocate(self, request: Any, block_ids: Any, num_loaded: int) -> None:
+        """Begins the fetch into a request's blocks; with nothing to load, gives the offer back unread."""
+        self._followers.pop(request.request_id, None)
+        load = self._loads.get(request.request_id)
+        if load is None:
+            return
+        mark_taken(request)
+        if not num_loaded:
+            self._close(request.request_id)
+            return
+        load.begun = True
+        num_tokens = load.reference.num_tokens
+        try:
+            if num_loaded != load.missing:
+                raise LocalProtocolError(f"vLLM wants {num_loaded} tokens, {load.missing} were promised")
+            tables = self._block_ids.tables(block_ids, num_tokens)
+            self._engine.begin(load.fetch, load.reference, tables, num_tokens - num_loaded)
+        except KVWeaveError as error:
+            self._stats.count("failed", "not_begun")
+            _warn(request.request_id, "not_begun", error)
+            load.fetch.abort()
+            self._ended.append((request.request_id, None))
+            return
+        load.fetch.add_done_callback(lambda fetch: self._hear(request.request_id, fetch))
+
+    def finish(self, request: Any) -> None:
+        """The request ends, whatever stage it is in; one that is loading is reported once its blocks are free."""
+        self._followers.pop(request.request_id, None)
+        load = self._loads.get(request.request_id)
+        if load is None:
+            return
+        if load.begun and not load.fetch.done():
+            load.left = True
+            load.fetch.abort()
+        else:
+            self._close(request.request_id)
+
+    def take_ended(self) -> Ended:
+        """What has ended since."""
+        ended: dict[str, Delivered | None] = {}
+        while self._ended:
+            request_id, delivered = self._ended.popleft()
+            ended[request_id] = delivered
+            if request_id in self._loads and self._loads[request_id].left:
+                self._close(request_id)
+        failed = frozenset(request_id for request_id, delivered in ended.items() if delivered is None)
+        incomplete = {
+            request_id: delivered.incomplete
+            for request_id, delivered in ended.items()
+            if delivered is not None and delivered.incomplete
+        }
+        return Ended(frozenset(ended), failed, incomplete)
+
+    def _reference(self, request: Any) -> OfferReference:
+        """The offer that a request names; raises ``RemoteProtocolError`` when it is malformed or of another prompt."""
+        params = request.kv_transfer_params
+        reference = OfferReference.from_params(params, self._engine.peers.allows)
+        if not is_of(params, request, reference.num_tokens):
+            raise RemoteProtocolError(
+                f"kv_transfer_params: {reference.num_tokens} tokens of {reference.request_id} are not the beginning of "
+                f"this prompt of {request.num_prompt_tokens} (tokens, adapter and media compared); pass on the params "
+                "of the same request"
+            )
+        return reference
+
+    def _close(self, request_id: str) -> None:
+        """The record ends; an offer that nobody read is given back."""
+        load = self._loads.pop(request_id)
+        if not load.begun:
+            load.fetch.abort()
+        key = _key(load.reference)
+        self._owners.pop(key, None)
+        self._spent[key] = None
+        while len(self._spent) > REMEMBERED_OFFERS:
+            self._spent.popitem(last=False)
+
+    def _hear(self, request_id: str, fetch: Fetch) -> None:
+        """On the polling thread: the fetch was delivered or has failed."""
+        if fetch.failed is None:
+            delivered = fetch.result()
+            self._stats.add_transfer(delivered)
+            self._ended.append((request_id, delivered))
+            return
+        if fetch.failed.reason is not FailureReason.ABORTED:
+            _warn(request_id, fetch.failed.reason.value, fetch.failed.text)
+        fetch.add_reusable_callback(lambda _: self._ended.append((request_id, None)))
+
+
+def _warn(request_id: str, reason: str, text: object) -> None:
+    logger.warning("request %s: not loaded (%s): %s", request_id, reason, text)
+
+
+def _key(reference: OfferReference) -> _Key:
+    return reference.engine_id, reference.request_id, reference.generation

@@ -1,0 +1,137 @@
+"""Offers of one scheduler's finished requests: their blocks stay until they are read or their lease ends.
+
+A prompt of N tokens is offered as N - 1: the decode engine computes the last one in any case, since it needs its
+logits. Where a layer keeps a state, a window or a chunk, the prefill engine must not compute it either: what has moved
+past that token can't be turned back. Drafters of several modules keep back their whole lookahead (vLLM's
+``num_prefill_lookahead_tokens``), since they would cache what they only guessed. So for such models the prompt is cut
+when it arrives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, iter_layer_specs
+from vllm.v1.request import RequestStatus
+
+from kvweave.errors import KVWeaveError
+from kvweave.integrations.vllm.block_ids import BlockIds
+from kvweave.integrations.vllm.params import asks_for_offer
+from kvweave.integrations.vllm.prompts import sign_params
+from kvweave.runtime import OfferReference, PrefillEngine, Released
+
+logger = logging.getLogger("kvweave")
+
+REMEMBERED_FAMILIES = 1024
+
+
+class Offers:
+    """All offers of one engine. One thread calls it; releases come from the polling thread by a queue."""
+
+    def __init__(self, engine: PrefillEngine, block_ids: BlockIds, kept_back: int) -> None:
+        self._engine = engine
+        self._block_ids = block_ids
+        self._kept_back = kept_back
+        self._cut: set[str] = set()
+        self._siblings: dict[str, OfferReference] = {}
+        self._released: deque[str] = deque()
+
+    def arrive(self, request: Any) -> None:
+        """A new request; cuts the prompt's end where the model's caches ask for it.
+
+        Not with prompt log-probabilities: their decode engine computes the whole prompt.
+        """
+        if not asks_for_offer(request) or not self._kept_back or request.skip_reading_prefix_cache:
+            return
+        if request.num_prompt_tokens > self._kept_back:
+            cut_prompt(request, self._kept_back)
+            self._cut.add(request.request_id)
+
+    def finish(self, request: Any, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
+        """Offers a finished request's blocks; the params for the decode engine, None when nothing is offered."""
+        done = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+        num_tokens = self._offered_tokens(request)
+        self._cut.discard(request.request_id)
+        if not asks_for_offer(request) or not done or num_tokens < 1:
+            return None
+        try:
+            tables = self._block_ids.tables(block_ids, num_tokens)
+            reference = self._engine.offer(request.request_id, num_tokens, tables, self._hear)
+        except KVWeaveError as error:
+            logger.warning("request %s: not offered: %s", request.request_id, error)
+            return None
+        if reference is None:
+            return None
+        self._replace_sibling(reference)
+        return sign_params(reference.params(), request, num_tokens)
+
+    def take_released(self) -> set[str]:
+        """Requests whose blocks are free since."""
+        released = set()
+        while self._released:
+            released.add(self._released.popleft())
+        return released
+
+    def _hear(self, released: Released) -> None:
+        """On the polling thread: an offer's blocks are free."""
+        self._released.append(released.request_id)
+
+    def _replace_sibling(self, reference: OfferReference) -> None:
+        """Of several samples of one prompt (n > 1) the last one's params reach the client, so only it is kept."""
+        family = _family(reference.request_id)
+        if family is None:
+            return
+        earlier = self._siblings.pop(family, None)
+        if earlier is not None:
+            self._engine.withdraw(earlier)
+        self._siblings[family] = reference
+        while len(self._siblings) > REMEMBERED_FAMILIES:
+            self._siblings.pop(next(iter(self._siblings)))
+
+    def _offered_tokens(self, request: Any) -> int:
+        """How many tokens of a finished request are valid; 0 when it was computed past what can be handed over."""
+        computed = int(request.num_computed_tokens)
+        if not self._kept_back:
+            return min(computed, int(request.num_prompt_tokens) - 1)
+        whole = request.request_id in self._cut and computed == request.num_prompt_tokens
+        return computed if whole else 0
+
+
+def kept_back(vllm_config: Any, kv_cache_config: Any) -> int:
+    """How many tokens before the prompt's end a prefill engine must stop."""
+    early = any(not _keeps_all(spec) for spec in _layer_specs(kv_cache_config))
+    return max(int(early), int(vllm_config.num_prefill_lookahead_tokens) - 1)
+
+
+def only_full_and_states(kv_cache_config: Any) -> bool:
+    """Whether every layer keeps all tokens, or none but a state."""
+    return all(_keeps_all(spec) or isinstance(spec, MambaSpec) for spec in _layer_specs(kv_cache_config))
+
+
+def cut_prompt(request: Any, num_tokens: int) -> None:
+    """Takes the end off a prompt that is longer; what is sampled in its place is nobody's."""
+    if request.prompt_token_ids is not None:
+        del request.prompt_token_ids[-num_tokens:]
+    if request.prompt_embeds is not None:
+        request.prompt_embeds = request.prompt_embeds[:-num_tokens]
+    del request._all_token_ids[-num_tokens:]
+    request.num_prompt_tokens -= num_tokens
+    request.max_tokens = 1
+
+
+def _layer_specs(kv_cache_config: Any) -> Iterator[Any]:
+    for group in kv_cache_config.kv_cache_groups:
+        yield from iter_layer_specs(group.kv_cache_spec)
+
+
+def _keeps_all(spec: Any) -> bool:
+    return isinstance(spec, FullAttentionSpec) and spec.tokens_per_state == 1
+
+
+def _family(request_id: str) -> str | None:
+    """What the ids of several samples share: vLLM puts their number in front (``ParentRequest.get_child_info``)."""
+    number, _, family = request_id.partition("_")
+    return family if number.isdecimal() and family else None

@@ -1,0 +1,129 @@
+"""What a user sets: vLLM's ``--kv-transfer-config``, read once and checked.
+
+==========================  ==========================================================================================
+``kv_role``                 ``kv_producer`` (prefills), ``kv_consumer`` (decodes), ``kv_both``
+``kv_load_failure_policy``  vLLM's own: ``recompute``, or ``fail`` (the default)
+==========================  ==========================================================================================
+
+In ``kv_connector_extra_config``:
+
+==========================  ==========================================================================================
+``host``, ``port``          where decode engines reach this engine (127.0.0.1, and a free port)
+``advertise``               the host that they are told, when it is not ``host``
+``peers``                   the other side's engines: ``host:port``, ``host`` or a network; loopback is always allowed
+``kv_lease_duration``       seconds for which finished blocks stay, from the last sign of life on (30)
+``kv_recompute_threshold``  a prompt of fewer missing tokens than this is computed, not fetched (0)
+``fingerprint``             what both sides' weights are called; a sample of the checkpoint unless set, "" says nothing
+==========================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvweave.errors import ConfigurationError
+
+PREFILL, DECODE = "prefill", "decode"
+
+_ROLES = {"kv_producer": (PREFILL,), "kv_consumer": (DECODE,), "kv_both": (PREFILL, DECODE)}
+_RIVALS = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
+_EVERY_ADDRESS = ("0.0.0.0", "::", "*")
+_REFUSED = {
+    "bidirectional_kv_xfer": "prefill engines do not read from decode engines",
+    "transfer_mode": "decode engines read; there is no other mode",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One engine's settings. ``roles`` are those of ``PREFILL`` and ``DECODE`` that it has."""
+
+    roles: tuple[str, ...]
+    engine_id: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str | None = None
+    peers: tuple[str, ...] = ()
+    lease_seconds: float = 30.0
+    recompute_threshold: int = 0
+    fingerprint: str | None = None
+
+    @property
+    def bind(self) -> str:
+        """``host:port`` of the control channel."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def read_settings(vllm_config: Any) -> Settings:
+    """The settings in a ``VllmConfig``; raises ``ConfigurationError`` naming the key, its value and the remedy."""
+    transfer = vllm_config.kv_transfer_config
+    extra: Mapping[str, Any] = transfer.kv_connector_extra_config
+    for key, reason in _REFUSED.items():
+        if extra.get(key):
+            raise ConfigurationError(f"kv_connector_extra_config.{key}: {extra[key]!r}: {reason}; leave it out")
+    parallel = vllm_config.parallel_config
+    if parallel.nnodes_within_dp > 1:
+        raise ConfigurationError(
+            f"nnodes: one engine over {parallel.nnodes_within_dp} machines; its workers must live on the machine of "
+            "its scheduler: use one machine per engine"
+        )
+    port = _whole(extra, "port", 0)
+    host, advertise = _text(extra, "host", "127.0.0.1"), _text(extra, "advertise", None)
+    if host in _EVERY_ADDRESS and advertise is None:
+        raise ConfigurationError(
+            f"kv_connector_extra_config.host: {host} is no address that decode engines can call; "
+            "set advertise to this machine's name or address"
+        )
+    return Settings(
+        _ROLES[transfer.kv_role], str(transfer.engine_id), host,
+        port + parallel.data_parallel_index if port else 0, advertise, _peers(extra),
+        _seconds(extra, "kv_lease_duration", 30.0), _whole(extra, "kv_recompute_threshold", 0),
+        _text(extra, "fingerprint", None),
+    )  # fmt: skip
+
+
+def refuse_rivals(own: Any, engine: Any) -> None:
+    """Raises ``ConfigurationError`` when a connector stands beside this one that hands over the same requests.
+
+    ``own`` is this connector's part of the configuration, ``engine`` the whole ``VllmConfig``, which names all of
+    ``MultiConnector``'s children (None where vLLM does not say it).
+    """
+    whole = own if engine is None or engine.kv_transfer_config is None else engine.kv_transfer_config
+    for child in whole.kv_connector_extra_config.get("connectors", []):
+        if child.get("kv_connector") in _RIVALS:
+            raise ConfigurationError(
+                f"MultiConnector: {child['kv_connector']} stands beside KVWeaveConnector, and both would hand over the "
+                "same requests; use one of the two"
+            )
+
+
+def _text(extra: Mapping[str, Any], key: str, default: Any) -> Any:
+    value = extra.get(key, default)
+    if value is not None and not isinstance(value, str):
+        raise ConfigurationError(f"kv_connector_extra_config.{key}: {value!r} is not a text")
+    return value
+
+
+def _whole(extra: Mapping[str, Any], key: str, default: int) -> int:
+    value = extra.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigurationError(f"kv_connector_extra_config.{key}: {value!r} is not a whole number of at least 0")
+    return value
+
+
+def _seconds(extra: Mapping[str, Any], key: str, default: float) -> float:
+    value = extra.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise ConfigurationError(f"kv_connector_extra_config.{key}: {value!r} is not a number of seconds above 0")
+    return float(value)
+
+
+def _peers(extra: Mapping[str, Any]) -> tuple[str, ...]:
+    peers = extra.get("peers", ())
+    if not isinstance(peers, list | tuple) or not all(isinstance(peer, str) for peer in peers):
+        raise ConfigurationError(
+            f'kv_connector_extra_config.peers: {peers!r} is not a list of texts; name hosts: ["10.0.0.7"]'
+        )
+    return tuple(peers)

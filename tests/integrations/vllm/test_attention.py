@@ -1,0 +1,103 @@
+"""Attention moved between live tensors of vLLM's layouts: the target must be as vLLM itself would have written it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integrations.vllm.engines import Engine, check_pair
+from tests.integrations.vllm.layers import Heads, Layer, Side
+from tests.integrations.vllm.pairs import run, whole_of
+
+LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
+HEADS = [(4, (2, 4)), (2, (4, 1)), (1, (2, 1)), (1, (1, 2)), (3, (3, 1)), (6, (2, 3))]
+
+
+def llama(heads: int = 4, layers: int = 3, **values: Any) -> dict[str, Layer]:
+    return {f"model.layers.{layer}.self_attn.attn": Heads(heads, **values) for layer in range(layers)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_feeds_every_other_kind(layout: str) -> None:
+    run(llama(), Side(2, layout=layout, block_size=16), Side(1, layout="LBHNC", block_size=32))
+    run(llama(), Side(1, layout="LBNHC", block_size=32), Side(2, layout=layout, block_size=16))
+
+
+@pytest.mark.parametrize(("heads", "pair"), HEADS, ids=str)
+def test_heads_land_where_vllm_reads_them(heads: int, pair: tuple[int, int]) -> None:
+    run(llama(heads), Side(pair[0]), Side(pair[1]), start_token=21)
+
+
+@pytest.mark.parametrize("sizes", [(64, 128), (128, 64), (32, 96), (64, 64)], ids=str)
+@pytest.mark.parametrize(("isa", "dtype"), [("vec", torch.float32), ("vec16", torch.float32), ("vec", torch.bfloat16)])
+def test_cpu_tiles_are_those_of_vllms_kernel(sizes: tuple[int, int], isa: str, dtype: torch.dtype) -> None:
+    sides = [Side(2, block_size=sizes[0]), Side(1, block_size=sizes[1])]
+    prefill, decode = (replace(side, layout="LBHNC", backend="CPU_ATTN", isa=isa) for side in sides)
+    run(llama(dtype=dtype, layers=2), prefill, decode, num_tokens=200)
+
+
+@pytest.mark.parametrize("sizes", [(64, 128), (96, 32), (64, 64)], ids=str)
+def test_amx_tiles_are_those_of_vllms_kernel(sizes: tuple[int, int]) -> None:
+    if not torch.cpu._is_amx_tile_supported():
+        pytest.skip("this processor has no AMX, so vLLM's kernel cannot write its tiles")
+    sides = [Side(1, block_size=sizes[0]), Side(2, block_size=sizes[1])]
+    prefill, decode = (replace(side, layout="LBHNC", backend="CPU_ATTN", isa="amx") for side in sides)
+    run(llama(2, layers=2, head_size=64), prefill, decode, num_tokens=147)
+
+
+def test_a_cpu_engine_feeds_one_whose_backend_keeps_rows() -> None:
+    cpu = Side(2, block_size=64, layout="LBHNC", backend="CPU_ATTN", isa="vec")
+    run(llama(layers=2), cpu, Side(4, block_size=16, layout="BLNHC"))
+
+
+def test_planes_of_k_and_v_become_rows() -> None:
+    run(llama(), Side(2, backend="B12X", layout="LBHNC"), Side(1))
+    run(llama(), Side(1), Side(2, backend="B12X", layout="LHBNC"))
+
+
+def test_quantised_rows_move_as_one_piece() -> None:
+    model = llama(dtype=torch.uint8, quantised_row=56)
+    run(model, Side(2, backend="TURBOQUANT"), Side(1, backend="TURBOQUANT", layout="LBHNC", block_size=32))
+
+
+def test_kernel_blocks_smaller_than_logical_ones() -> None:
+    run(llama(), Side(2, block_size=64, kernel_block=16, layout="LBHNC"), Side(1, block_size=32, layout="LBHNC"))
+
+
+def test_padded_pages() -> None:
+    page = 2 * 4 * 16 * 32 * 2
+    run(llama(padded=page + 4096), Side(1, layout="LBHNC"), Side(1, layout="BLNHC"))
+
+
+def test_pipeline_stages_may_be_uneven() -> None:
+    run(llama(layers=4), Side(2, pp=2), Side(1), stages=((3, 1), ()))
+    run(llama(layers=4), Side(1), Side(1, pp=3), stages=((), (1, 2, 1)))
+
+
+def windows(window: int) -> dict[str, Layer]:
+    extra = {"kind": "SlidingWindowSpec", "extra": {"sliding_window": window}}
+    kinds: list[dict[str, Any]] = [extra, extra, {}, extra]
+    return {f"model.layers.{layer}.self_attn.attn": Heads(2, **values) for layer, values in enumerate(kinds)}
+
+
+@pytest.mark.parametrize("window", [24, 32, 33])
+def test_windows_take_what_the_target_has_blocks_for(window: int) -> None:
+    num_tokens = 100
+    model = windows(window)
+    decode = Engine(Side(1, block_size=32, num_blocks=60), model, whole_of(model))
+    windowed = {
+        number: num_tokens - window + 1
+        for number, group in enumerate(decode.configs[0].kv_cache_groups)
+        if hasattr(group.kv_cache_spec, "sliding_window") and group.kv_cache_spec.sliding_window
+    }
+    prefill = Engine(Side(2, block_size=16, num_blocks=60), model, whole_of(model))
+    check_pair(prefill, decode, num_tokens, null_tokens=windowed)
+
+
+def test_chunks() -> None:
+    extra = {"kind": "ChunkedLocalAttentionSpec", "extra": {"attention_chunk_size": 64}}
+    model = {f"model.layers.{n}.self_attn.attn": Heads(2, **(extra if n % 2 else {})) for n in range(4)}
+    run(model, Side(2), Side(1, block_size=32))

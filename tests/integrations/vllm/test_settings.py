@@ -1,0 +1,89 @@
+"""The configuration: read once, every wrong value named."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.config import KVTransferConfig
+
+from kvweave.errors import ConfigurationError
+from kvweave.integrations.vllm.settings import DECODE, PREFILL, read_settings, refuse_rivals
+
+
+def config(role: str = "kv_producer", nodes: int = 1, index: int = 0, **extra: object) -> Any:
+    transfer = KVTransferConfig(kv_connector="X", kv_role=role, engine_id="e", kv_connector_extra_config=extra)
+    parallel = SimpleNamespace(nnodes_within_dp=nodes, data_parallel_index=index)
+    return SimpleNamespace(kv_transfer_config=transfer, parallel_config=parallel)
+
+
+@pytest.mark.parametrize(
+    ("role", "roles"),
+    [("kv_producer", (PREFILL,)), ("kv_consumer", (DECODE,)), ("kv_both", (PREFILL, DECODE))],
+)
+def test_roles(role: str, roles: tuple[str, ...]) -> None:
+    assert read_settings(config(role)).roles == roles
+
+
+def test_nothing_need_be_set() -> None:
+    settings = read_settings(config())
+    assert (settings.bind, settings.peers, settings.lease_seconds) == ("127.0.0.1:0", (), 30.0)
+    assert (settings.advertise, settings.fingerprint, settings.recompute_threshold) == (None, None, 0)
+
+
+def test_everything_can_be_set() -> None:
+    stated = {
+        "host": "::1", "port": 5600, "advertise": "node7", "peers": ["10.0.0.0/8"], "kv_lease_duration": 5,
+        "kv_recompute_threshold": 64, "fingerprint": "",
+    }  # fmt: skip
+    settings = read_settings(config(**stated))
+    assert (settings.bind, settings.advertise, settings.peers) == ("[::1]:5600", "node7", ("10.0.0.0/8",))
+    assert (settings.lease_seconds, settings.recompute_threshold, settings.fingerprint) == (5.0, 64, "")
+
+
+def test_data_parallel_ranks_listen_side_by_side() -> None:
+    assert [read_settings(config(index=index, port=5600)).port for index in range(3)] == [5600, 5601, 5602]
+    assert read_settings(config(index=2)).port == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("host", 5), ("port", "x"), ("port", -1), ("port", True), ("peers", "10.0.0.7"), ("peers", [1]),
+        ("kv_lease_duration", 0), ("kv_lease_duration", "long"), ("kv_recompute_threshold", 1.5), ("fingerprint", 7),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named(key: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=f"kv_connector_extra_config.{key}: "):
+        read_settings(config(**{key: value}))
+
+
+@pytest.mark.parametrize("key", ["bidirectional_kv_xfer", "transfer_mode"])
+def test_what_cannot_be_done_is_refused_by_name(key: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{key}: True: .*; leave it out"):
+        read_settings(config(**{key: True}))
+
+
+def test_an_engine_over_several_machines_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="one engine over 2 machines"):
+        read_settings(config(nodes=2))
+
+
+def test_every_address_is_none_that_can_be_called() -> None:
+    with pytest.raises(ConfigurationError, match="set advertise"):
+        read_settings(config(host="0.0.0.0"))
+    assert read_settings(config(host="0.0.0.0", advertise="node7")).bind == "0.0.0.0:0"
+
+
+@pytest.mark.parametrize("rival", ["NixlConnector", "NixlPullConnector", "NixlPushConnector"])
+def test_a_rival_beside_us_is_refused_by_name(rival: str) -> None:
+    children = [{"kv_connector": "KVWeaveConnector"}, {"kv_connector": rival}]
+    with pytest.raises(ConfigurationError, match=f"MultiConnector: {rival} stands beside KVWeaveConnector"):
+        refuse_rivals(config().kv_transfer_config, config(connectors=children))
+
+
+def test_other_connectors_may_stand_beside_us() -> None:
+    children = [{"kv_connector": "KVWeaveConnector"}, {"kv_connector": "OffloadingConnector"}]
+    refuse_rivals(config().kv_transfer_config, config(connectors=children))
+    refuse_rivals(config().kv_transfer_config, None)
