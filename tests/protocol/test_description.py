@@ -99,3 +99,12 @@ def test_damage_raises_nothing_but_our_error(data: st.DataObject) -> None:
 def test_random_bytes_are_no_description(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_layout(data)
+
+
+def test_arrays_that_an_engine_states_itself_survive() -> None:
+    window = CacheArray("k", (Axis("head", 4, 4), Axis("dim", 4), Axis("lane", 16)), HALF, TokenAxis(1, WindowReach(8)))
+    stated = StatedArraysSpec((window, CacheArray("scale", (Axis("dim", 1),), HALF, None)))
+    model = ModelCache("m", 1, (KVCacheGroup("g", (CacheLayer("layers.0", 0, stated),)),))
+    layout = EngineLayout.build(model, ParallelConfig(tp=2), CacheConfig(num_blocks=4))
+    found = decode_layout(encode_layout(layout))
+    assert (found.model, found.ranks) == (layout.model, layout.ranks)

@@ -229,6 +229,17 @@ class CircularBufferSpec:
         return tuple(CacheArray(state.part, state.axes, state.dtype, None) for state in self.states)
 
 
+@dataclass(frozen=True, slots=True)
+class StatedArraysSpec:
+    """A layer whose arrays its engine states one by one: axes that a kernel keeps in pieces, packed rows, scales."""
+
+    stated: tuple[CacheArray, ...]
+
+    def arrays(self) -> tuple[CacheArray, ...]:
+        """The stated arrays."""
+        return self.stated
+
+
 LayerSpec = (
     FullAttentionSpec
     | SlidingWindowSpec
@@ -236,6 +247,7 @@ LayerSpec = (
     | MLAAttentionSpec
     | MambaSpec
     | CircularBufferSpec
+    | StatedArraysSpec
 )
 
 
