@@ -18,3 +18,14 @@ def prompt_of(length: int, seed: int = 0, shared: int = 0) -> list[int]:
 def sweep_prompts() -> list[list[int]]:
     """Twenty prompts of 1 to 1,500 tokens, every second one beginning like the others."""
     return [prompt_of(length, shared=(number % 2) * 200) for number, length in enumerate(LENGTHS)]
+
+
+def edge_lengths(window: int, block_sizes: tuple[int, ...], most: int = 1500) -> list[int]:
+    """Prompt lengths at which the window's edge meets a block's, ``(N - window + 1) % block == 0``, and neighbours.
+
+    >>> edge_lengths(128, (64,), 260)
+    [126, 127, 128, 190, 191, 192, 254, 255, 256]
+    """
+    meeting = {edge + window - 1 for block in block_sizes for edge in range(0, most, block)}
+    lengths = {length + near for length in meeting for near in (-1, 0, 1)}
+    return sorted(length for length in lengths if 0 < length <= most)

@@ -71,7 +71,8 @@ def test_nixl_connector_beside_it_is_refused_at_start(models: Path, tmp_path: Pa
     folder = served_model("llama", models)
     children = [kvweave("kv_producer"), {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}]
     multi = {
-        "kv_connector": "MultiConnector", "kv_role": "kv_producer", "kv_connector_extra_config": {"connectors": children},
+        "kv_connector": "MultiConnector", "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"connectors": children},
     }  # fmt: skip
     refused = deploy("refused", "llama", folder, "tp=1", multi)
     with pytest.raises(ServerFailed), running([refused], tmp_path):

@@ -44,7 +44,8 @@ def test_two_samples(llama_pair: list[Server]) -> None:
     source, target = llama_pair
     before = counted(target, "transfer_bytes_count")
     prompt = prompt_of(200, seed=1)
-    answer = through(source.url, target.url, prompt, 8, n=2)
+    answer = through(source.url, target.url, prompt, 8, n=2, temperature=1.0, top_k=1)
+    assert answer.status == 200, answer.error
     samples = [Answer(200, tuple(choice["token_ids"])) for choice in answer.raw["choices"]]
     assert len(samples) == 2
     check_equal(llama_pair, prompt, samples, 8)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvweave.integrations.vllm.params import nothing_offered
 from tests.integrations.vllm.scheduling import (
     MIXED,
     WINDOW,
@@ -18,7 +19,7 @@ from tests.integrations.vllm.scheduling import (
 
 
 def test_a_prompt_of_one_token_is_not_offered(two: Two) -> None:
-    assert two.prefill.offer("short", prompt_of(1)) is None
+    assert two.prefill.offer("short", prompt_of(1)) == nothing_offered()
     check_settled(two, two.decode.free_blocks)
 
 
@@ -65,12 +66,12 @@ def test_a_prefill_engine_with_windows_computes_one_token_less(config_folder: Pa
 def test_short_prompts_of_a_model_with_windows(config_folder: Path, length: int) -> None:
     with two_instances(config_folder, MIXED) as two:
         params = two.prefill.offer("prompt", prompt_of(length))
-        assert (params or {}).get("remote_num_tokens") == (None, 1)[length - 1]
+        assert params.get("remote_num_tokens") == (None, 1)[length - 1]
 
 
 def test_prompt_log_probabilities_of_a_model_with_windows_offer_nothing(config_folder: Path) -> None:
     with two_instances(config_folder, MIXED) as two:
-        assert two.prefill.offer("prompt", prompt_of(50), prompt_logprobs=1) is None
+        assert two.prefill.offer("prompt", prompt_of(50), prompt_logprobs=1) == nothing_offered()
 
 
 def test_a_client_cannot_say_that_a_prompt_was_cut(config_folder: Path) -> None:

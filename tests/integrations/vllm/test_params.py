@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from kvweave.integrations.vllm.params import asks_for_offer, mark_taken, names_offer
+from kvweave.integrations.vllm.params import (
+    asks_for_offer,
+    is_offered,
+    mark_taken,
+    names_offer,
+    nothing_offered,
+)
 
 
 def request(params: Any) -> Any:
@@ -32,3 +38,10 @@ def test_a_taken_offer_is_not_named_again() -> None:
     nothing = request(None)
     mark_taken(nothing)
     assert nothing.kv_transfer_params is None
+
+
+def test_an_answer_that_offers_nothing_asks_for_nothing() -> None:
+    assert not is_offered(nothing_offered())
+    assert not is_offered(None)
+    assert not names_offer(request(nothing_offered()))
+    assert is_offered({"do_remote_prefill": True})

@@ -18,6 +18,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvweave.errors import LocalProtocolError
 from kvweave.integrations.vllm.metadata import Finished, RankHandshake
 from kvweave.integrations.vllm.offers import only_full_and_states
+from kvweave.integrations.vllm.params import is_offered
 from kvweave.integrations.vllm.scheduler import SchedulerRole
 from kvweave.integrations.vllm.settings import read_settings, refuse_rivals
 from kvweave.integrations.vllm.stats import KVWeavePromMetrics, KVWeaveStats
@@ -93,7 +94,7 @@ class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> tuple[bool, dict[str, Any] | None]:
         """See vLLM."""
         params = self._in_scheduler.finish(request, block_ids)
-        return params is not None, params
+        return is_offered(params), params
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """See vLLM."""

@@ -19,13 +19,15 @@ from vllm.v1.request import RequestStatus
 
 from kvweave.errors import KVWeaveError
 from kvweave.integrations.vllm.block_ids import BlockIds
-from kvweave.integrations.vllm.params import asks_for_offer
+from kvweave.integrations.vllm.params import asks_for_offer, nothing_offered
 from kvweave.integrations.vllm.prompts import sign_params
 from kvweave.runtime import OfferReference, PrefillEngine, Released
 
 logger = logging.getLogger("kvweave")
 
 REMEMBERED_FAMILIES = 1024
+
+_DONE = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 
 
 class Offers:
@@ -51,20 +53,14 @@ class Offers:
             self._cut.add(request.request_id)
 
     def finish(self, request: Any, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
-        """Offers a finished request's blocks; the params for the decode engine, None when nothing is offered."""
-        done = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+        """Offers a finished request's blocks; the params for the decode engine, None when none were asked for."""
         num_tokens = self._offered_tokens(request)
         self._cut.discard(request.request_id)
-        if not asks_for_offer(request) or not done or num_tokens < 1:
+        if not asks_for_offer(request) or request.status not in _DONE:
             return None
-        try:
-            tables = self._block_ids.tables(block_ids, num_tokens)
-            reference = self._engine.offer(request.request_id, num_tokens, tables, self._hear)
-        except KVWeaveError as error:
-            logger.warning("request %s: not offered: %s", request.request_id, error)
-            return None
+        reference = self._offer(request, block_ids, num_tokens) if num_tokens > 0 else None
         if reference is None:
-            return None
+            return nothing_offered()
         self._replace_sibling(reference)
         return sign_params(reference.params(), request, num_tokens)
 
@@ -74,6 +70,14 @@ class Offers:
         while self._released:
             released.add(self._released.popleft())
         return released
+
+    def _offer(self, request: Any, block_ids: Sequence[Sequence[int]], num_tokens: int) -> OfferReference | None:
+        try:
+            tables = self._block_ids.tables(block_ids, num_tokens)
+            return self._engine.offer(request.request_id, num_tokens, tables, self._hear)
+        except KVWeaveError as error:
+            logger.warning("request %s: not offered: %s", request.request_id, error)
+            return None
 
     def _hear(self, released: Released) -> None:
         """On the polling thread: an offer's blocks are free."""

@@ -26,6 +26,16 @@ def mark_taken(request: Any) -> None:
         request.kv_transfer_params["do_remote_prefill"] = False
 
 
+def nothing_offered() -> dict[str, Any]:
+    """The answer where nothing is offered; proxies pass it on, and the decode engine computes the whole prompt."""
+    return {"do_remote_prefill": False, "do_remote_decode": False}
+
+
+def is_offered(params: dict[str, Any] | None) -> bool:
+    """Whether an answer names an offer, whose blocks must then stay."""
+    return bool(params and params.get("do_remote_prefill"))
+
+
 def _params(request: Any) -> dict[str, Any]:
     params = request.kv_transfer_params
     return params if isinstance(params, dict) else {}

@@ -79,7 +79,7 @@ class SchedulerRole:
             self._loads.allocate(request, block_ids, num_loaded)
 
     def finish(self, request: Any, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
-        """A request has ended; the offer's params when its blocks must stay."""
+        """A request has ended; the answer to one that asked for an offer (see ``params.is_offered``)."""
         if self._loads is not None:
             self._loads.finish(request)
         return None if self._offers is None else self._offers.finish(request, block_ids)
