@@ -68,7 +68,7 @@ def _model_problems(prefill: EngineLayout, decode: EngineLayout) -> list[Mismatc
     return [
         Mismatch(
             "model", f"{prefill.model.name} ({source})", f"{decode.model.name} ({target})",
-            "serve the same weights in the same form on both sides",
+            "serve the same weights with the same options on both sides",
         )
     ]  # fmt: skip
 

@@ -42,7 +42,8 @@ class Region:
 
     def __post_init__(self) -> None:
         require_whole("region", None, ADDRESS_LIMIT, LayoutError, address=self.address)
-        require_whole("region", None, error=LayoutError, nbytes=self.nbytes, device=self.device)
+        require_whole("region", None, error=LayoutError, nbytes=self.nbytes)
+        require_whole("region", most=2**32 - 1, error=LayoutError, device=self.device)
         if self.nbytes < 1 or not 0 <= self.address <= ADDRESS_LIMIT - self.nbytes:
             raise LayoutError(
                 f"region: address {self.address:#x} with {self.nbytes} bytes does not lie in a 64-bit address space; "

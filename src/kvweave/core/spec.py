@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 
 from kvweave.core.array import Axis, CacheArray, ChunkReach, DType, FullReach, TokenAxis, WindowReach
 from kvweave.core.whole import require_whole
-from kvweave.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,22 +255,6 @@ class UniformTypeKVCacheSpecs:
     """Layers that share a block table, each with its own spec (vLLM's class of that name)."""
 
     kv_cache_specs: Mapping[str, LayerSpec]
-
-
-def get_representative_spec_type(spec: LayerSpec | UniformTypeKVCacheSpecs) -> type[LayerSpec]:
-    """The one type inside a spec, for those who want vLLM's answer; kvweave itself never asks.
-
-    Raises ``ConfigurationError`` on a group that mixes types: no single answer would be right there.
-    """
-    if not isinstance(spec, UniformTypeKVCacheSpecs):
-        return type(spec)
-    types = {type(inner) for inner in spec.kv_cache_specs.values()}
-    if len(types) != 1:
-        names = ", ".join(sorted(kind.__name__ for kind in types)) or "no layers"
-        raise ConfigurationError(
-            f"group mixes {names}: there is no representative type; take every layer by its own spec"
-        )
-    return types.pop()
 
 
 def _tap_axis(conv_kernel: int, speculative_tokens: int) -> Axis:
