@@ -111,3 +111,8 @@ def test_groups_may_be_named_otherwise_on_either_side() -> None:
     prefill, decode = engine(one), engine(renamed)
     rows = plan_transfer(prefill, decode).descriptors(RankCoordinates(), {"full": [1]}, {"attention": [2]}, 9)
     assert rows.total_bytes == 9 * 4 * 2 * 2 * 2
+
+
+def test_plans_and_layouts_fit_a_log_line() -> None:
+    layout = engine(model_of(MLAAttentionSpec(64)), tp=8)
+    assert all(len(repr(value)) < 120 for value in (plan_transfer(layout, layout), layout, layout.rank()))

@@ -181,6 +181,9 @@ class RankLayout:
     regions: tuple[Region, ...]
     shards: tuple[Shard, ...]
 
+    def __repr__(self) -> str:
+        return f"<rank {self.coordinates}: {len(self.shards)} shards in {len(self.regions)} regions>"
+
     def __post_init__(self) -> None:
         self._check_regions()
         held: set[tuple[str, str]] = set()
@@ -227,6 +230,10 @@ class EngineLayout:
     parallel: ParallelConfig
     ranks: tuple[RankLayout, ...]
     cache: CacheConfig | None = None
+
+    def __repr__(self) -> str:
+        sizes = self.parallel
+        return f"<engine for {self.model.name}: pp={sizes.pp}, pcp={sizes.pcp}, tp={sizes.tp}, dcp={sizes.dcp}>"
 
     def __post_init__(self) -> None:
         expected, stated = list(self.parallel.ranks()), [rank.coordinates for rank in self.ranks]

@@ -41,6 +41,10 @@ class TransferPlan:
     decode: EngineLayout
     reads: Mapping[RankCoordinates, tuple[Read, ...]]
 
+    def __repr__(self) -> str:
+        number = sum(len(reads) for reads in self.reads.values())
+        return f"<plan for {self.decode.model.name}: {number} reads of {len(self.reads)} target ranks>"
+
     def of(self, target: RankLayout | RankCoordinates) -> tuple[Read, ...]:
         """The reads of one target rank; raises ``PlanError`` if the plan was not made for it."""
         coordinates = target.coordinates if isinstance(target, RankLayout) else target
