@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -35,6 +36,14 @@ def test_planning_proves_the_pair_and_names_the_sources(tmp_path: Path) -> None:
     assert "proved: 4 ranks" in shown
     assert "request 0: decode tp1 reads" in shown
     assert "num_kv_heads=1," in shown
+
+
+def test_the_embedding_guide_shows_the_lines_of_the_example() -> None:
+    guide = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+    shown = [block for block in re.findall(r"^```python\n(.*?)^```$", guide, re.M | re.S) if ">>>" not in block]
+    example = (ROOT / "examples" / "embed.py").read_text(encoding="utf-8").splitlines()
+    assert len(shown) >= 2
+    assert [line for block in shown for line in block.splitlines() if line not in example] == []
 
 
 @pytest.mark.skipif(find_spec("nixl") is None, reason="NIXL is not installed; it comes with the extra nixl")

@@ -26,6 +26,7 @@ ABBREVIATED = re.compile(
 )
 TESTED_ELSEWHERE = {
     "__main__.py": "runs cli.main; tests/test_docs.py runs the commands through it",
+    "testing/source_process.py": "it is a process for tests; tests/transport/test_nixl.py reads, stops and kills it",
     "testing/transport_contract.py": "it is a suite of tests; tests/transport runs it on every transport",
     "version.py": "the version test below",
 }

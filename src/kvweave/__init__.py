@@ -17,9 +17,9 @@ from kvweave.core.compatibility import check_compatibility
 from kvweave.core.interval import Interval
 from kvweave.core.layout import EngineLayout
 from kvweave.core.mapping import TPMapping, compute_tp_mapping
+from kvweave.core.model import get_representative_spec_type
 from kvweave.core.parallel import ParallelConfig, RankCoordinates
 from kvweave.core.plan import TransferPlan, plan_transfer
-from kvweave.core.spec import get_representative_spec_type
 from kvweave.core.topology import RemoteEngine, TransferTopology
 from kvweave.errors import IncompatibleLayouts, KVWeaveError, Mismatch
 from kvweave.version import __version__

@@ -55,7 +55,7 @@ def test_a_stated_number_of_blocks_is_remembered():
     ("text", "named"),
     [
         ("tp=nan", ["tp", "'nan'", "whole number"]),
-        ("tp=-1", ["tp", "'-1'", "at least 0"]),
+        ("tp=-1", ["tp", "-1", "between 0 and 4096"]),
         ("tp=0", ["tp", "0", "at least 1"]),
         ("tp=2.5", ["tp", "'2.5'"]),
         ("tp=", ["tp", "empty value"]),
@@ -64,7 +64,7 @@ def test_a_stated_number_of_blocks_is_remembered():
         ("tp=99999999999999999999", ["tp", "99999999999999999999"]),
         ("tp=100000", ["tp", "100000", "4096"]),
         ("tp=4096,pp=64", ["262144", "4096"]),
-        ("block=-16", ["block", "'-16'"]),
+        ("block=-16", ["block", "-16"]),
         ("block=0", ["block_size", "0"]),
         ("block=16,kernel_block=5", ["kernel_block_size", "5", "16"]),
         ("padding=inf", ["padding", "'inf'"]),

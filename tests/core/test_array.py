@@ -113,3 +113,18 @@ def test_a_dtype_of_ones_own_is_taken_as_it_is() -> None:
 def test_an_unknown_dtype_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(ConfigurationError, match="'float12' is not known; use one of bfloat16"):
         DType.of("float12")
+
+
+@pytest.mark.parametrize(("torch", "vllm"), [("float8_e4m3fn", "fp8_e4m3"), ("float8_e5m2", "fp8_e5m2")])
+def test_names_of_one_type_are_one_type(torch: str, vllm: str) -> None:
+    assert DType.of(torch) == DType.of(vllm) != DType.of("uint8")
+
+
+def test_arrays_are_told_in_words() -> None:
+    axes = Axis("channel", 8, 2), Axis("tap", 3)
+    told = [str(CacheArray("x", axes, DType.of("bfloat16"), tokens)) for tokens in (None, TokenAxis(4, WindowReach(9)))]
+    assert told == [
+        "bfloat16 over channel of 8 in 2 units, tap of 3 (a state)",
+        "bfloat16 over channel of 8 in 2 units, tap of 3 (one entry for 4 tokens, window of 9 tokens)",
+    ]
+    assert (str(FullReach()), str(ChunkReach(8))) == ("all tokens", "chunk of 8 tokens")

@@ -67,7 +67,7 @@ def test_null_blocks_may_repeat() -> None:
 
 def test_a_table_too_short_names_both_lengths() -> None:
     with pytest.raises(BlockTableError, match="group full: 2 blocks, but the tokens need 3; give the whole table"):
-        table(0, 1).lookup(positions(0, 2), 4)
+        table(0, 1).require(3)
 
 
 @pytest.mark.parametrize("wrong", [4, 2**31, 2**62, -2, -(2**31)])

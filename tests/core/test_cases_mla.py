@@ -80,7 +80,7 @@ def test_eight_engines_read_evenly_over_a_thousand_requests(model: ModelCache, p
 
 def test_one_request_has_one_choice_for_all_layers_and_arrays() -> None:
     plan = plan_transfer(engine(MLA, 8), engine(MLA, 4))
-    for salt in (0, 5, "request-17"):
+    for salt in (0, 5, "request-17", "9f3c-a"):
         for target in plan.reads:
             assert len(plan.sources(target, salt)["full"]) == 1
             assert plan.sources(target, salt) == plan.sources(target, salt)

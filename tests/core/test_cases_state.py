@@ -106,5 +106,5 @@ def test_sides_of_which_one_speculates_are_refused_by_name() -> None:
     plain, speculating = (
         engine(model_of(MambaSpec.mamba2(4, 1, 1, 2, 4, BFLOAT16, FLOAT32, tokens), group="state")) for tokens in (0, 2)
     )
-    with pytest.raises(IncompatibleLayouts, match=r"conv\.x axis 1.*tap.*size=3.*size=5.*speculative tokens"):
+    with pytest.raises(IncompatibleLayouts, match=r"conv\.x axis 1.*tap of 3.*tap of 5.*speculative tokens"):
         plan_transfer(plain, speculating)

@@ -40,20 +40,23 @@ def test_shapes_sizes_and_orders_never_matter() -> None:
             heads_of(4), FullAttentionSpec(4, 2, dtype=FLOAT8),
             "full.0 k dtype", ("bfloat16", "fp8_e4m3"), "same cache dtype",
         ),
-        (heads_of(4), heads_of(8), "full.0 k axis 0", ("size=4", "size=8"), "same model"),
-        (heads_of(4), heads_of(4, 3), "full.0 k axis 1", ("size=2", "size=3"), "same model"),
+        (heads_of(4), heads_of(8), "full.0 k axis 0", ("of 4", "of 8"), "same model"),
+        (heads_of(4), heads_of(4, 3), "full.0 k axis 1", ("of 2", "of 3"), "same model"),
         (
             SlidingWindowSpec(4, 2, 8), SlidingWindowSpec(4, 2, 9),
-            "full.0 k reach", ("tokens=8", "tokens=9"), "same window",
+            "full.0 k reach", ("8 tokens", "9 tokens"), "same window",
         ),
-        (heads_of(4), ChunkedLocalAttentionSpec(4, 2, 9), "full.0 k reach", ("FullReach", "ChunkReach"), "same window"),
+        (
+            heads_of(4), ChunkedLocalAttentionSpec(4, 2, 9),
+            "full.0 k reach", ("all tokens", "chunk of 9 tokens"), "same window",
+        ),
         (
             MLAAttentionSpec(4, tokens_per_state=4), MLAAttentionSpec(4, tokens_per_state=2),
             "full.0 latent tokens_per_state", ("4", "2"), "same compression",
         ),
         (
             mamba2_of(1, 4), MambaSpec.mamba2(4, 1, 1, 2, 3, BFLOAT16, FLOAT32, speculative_tokens=1),
-            "full.0 conv.x axis 1", ("size=2", "size=3"), "same number of speculative tokens",
+            "full.0 conv.x axis 1", ("tap of 2", "tap of 3"), "same number of speculative tokens",
         ),
         (
             mamba2_of(1, 4), MambaSpec.mamba2(4, 1, 1, 2, 3, BFLOAT16, BFLOAT16),

@@ -73,6 +73,13 @@ def test_nothing_is_read_of_an_empty_request() -> None:
     assert (len(rows), rows.num_rows, rows.total_bytes, dict(rows.incomplete)) == (0, 0, 0, {})
 
 
+def test_no_state_is_read_before_the_first_token() -> None:
+    model = model_of(mamba2_of(1, 2), group="state")
+    plan = plan_transfer(engine(model), engine(model))
+    assert [plan.descriptors(RANK, [3], [5], tokens).num_rows for tokens in (0, 1)] == [0, 1]
+    assert plan.verify(0).ok and plan.verify(0).nbytes == 0
+
+
 def test_a_state_is_read_whatever_prefix_the_target_holds() -> None:
     model = model_of_groups({"full": [heads_of(2)], "state": [mamba2_of(1, 2)]})
     plan = plan_transfer(engine(model), engine(model))

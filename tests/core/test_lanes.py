@@ -2,7 +2,7 @@ from kvweave.core.interval import Interval
 from kvweave.core.lanes import Span, plan_lanes
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.plan import plan_transfer
-from kvweave.core.spec import MLAAttentionSpec, SlidingWindowSpec
+from kvweave.core.spec import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 from tests.core.engines import engine, heads_of, mamba2_of, model_of, model_of_groups
 
 WHOLE = Span(0, 1)
@@ -70,3 +70,13 @@ def test_only_planned_targets_are_shown():
     prefill, decode = engine(model_of(heads_of(4)), 2), engine(model_of(heads_of(4)), 4)
     lanes = plan_lanes(plan_transfer(prefill, decode, target=decode.rank(tp=3)))
     assert [card.rank for card in lanes.targets] == [RankCoordinates(tp=3)]
+
+
+def test_an_array_that_one_engine_alone_deals_out_has_one_lane():
+    models = [model_of(FullAttentionSpec(1, 2, dcp_sharded=dealt), MLAAttentionSpec(2)) for dealt in (True, False)]
+    for pair in (models, models[::-1]):
+        plan = plan_transfer(*(engine(model, 2, dcp=2) for model in pair))
+        assert {(lane.parts, lane.key.dealt) for lane in plan_lanes(plan).lanes} == {
+            (("k", "v"), True),
+            (("latent",), True),
+        }

@@ -62,6 +62,12 @@ def test_axis_strides_places_and_counts_are_whole_numbers(value: object) -> None
         replace(RANK, shards=(replace(SHARD, places=(replace(SHARD.places[0], offset=value),)),))
 
 
+@pytest.mark.parametrize("device", [-1, 2**32])
+def test_a_region_lies_on_a_device_that_a_transport_can_name(device: int) -> None:
+    with pytest.raises(LayoutError, match=f"region: device is {device}; it must be a whole number of at"):
+        Region(0, 8, device=device)
+
+
 def test_a_region_may_end_with_the_address_space() -> None:
     assert Region(2**64 - 10, 10).nbytes == 10
 

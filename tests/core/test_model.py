@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvweave.core.array import DType
-from kvweave.core.model import CacheLayer, KVCacheGroup, ModelCache
-from kvweave.core.spec import FullAttentionSpec, MambaSpec, MLAAttentionSpec
+from kvweave.core.model import CacheLayer, KVCacheGroup, ModelCache, get_representative_spec_type
+from kvweave.core.spec import FullAttentionSpec, LayerSpec, MambaSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
 from kvweave.errors import ConfigurationError
 from kvweave.testing.strategies import models
 
@@ -81,3 +81,30 @@ def test_groups_of_one_name_are_refused() -> None:
 def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="num_layers is 0"):
         ModelCache("m", 0, ())
+
+
+SPECS = st.sampled_from([LATENT, STATE, FullAttentionSpec(2, 8)])
+
+
+def both_forms(*specs: LayerSpec) -> list[KVCacheGroup | UniformTypeKVCacheSpecs]:
+    """Layers of these specs as a model's own group, and as vLLM's wrapper."""
+    layers = [CacheLayer(f"layer.{number}", number, spec) for number, spec in enumerate(specs)]
+    return [group("mixed", *layers), UniformTypeKVCacheSpecs({layer.name: layer.spec for layer in layers})]
+
+
+@given(SPECS)
+def test_the_type_of_a_group_of_one_type_is_that_of_its_layers(spec: LayerSpec) -> None:
+    for one in (spec, *both_forms(spec, spec)):
+        assert get_representative_spec_type(one) is type(spec)
+
+
+@given(st.permutations([LATENT, STATE]))
+def test_a_mixed_group_has_no_representative_type_and_names_its_types(specs: list[LayerSpec]) -> None:
+    for mixed in both_forms(*specs):
+        with pytest.raises(ConfigurationError, match=r"mixes MLAAttentionSpec, MambaSpec: .*by its own spec"):
+            get_representative_spec_type(mixed)
+
+
+def test_an_empty_group_has_no_representative_type() -> None:
+    with pytest.raises(ConfigurationError, match="mixes no layers"):
+        get_representative_spec_type(UniformTypeKVCacheSpecs({}))

@@ -80,7 +80,7 @@ def test_what_is_no_size_is_refused_by_name(name: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     ("stage_layers", "message"),
-    [((4,), "1 stages for pp=2"), ((5, -1), "negative"), ((2, 1), "sum to 3, the model has 4 layers")],
+    [((4,), "1 stages for pp=2"), ((5, -1), "layers is -1"), ((2, 1), "sum to 3, the model has 4 layers")],
     ids=["too few", "negative", "another sum"],
 )
 def test_stages_that_do_not_fit_are_refused(stage_layers: tuple[int, ...], message: str) -> None:

@@ -47,5 +47,4 @@ def test_state_bytes_are_those_of_the_whole_box() -> None:
 def test_the_shape_of_runs_depends_on_the_chosen_source() -> None:
     tight, spread = (engine(MODEL, cache=CacheConfig(layout=name, num_blocks=4)) for name in ("HND", "NHD"))
     runs = [key_reads(side, tight)[0] for side in (tight, spread)]
-    assert [len(read.shape(read.sources[0]).source_offsets) for read in runs] == [4, 4]
-    assert [read.shape(read.sources[0]).run_bytes for read in runs] == [4, 4]
+    assert [read.runs(read.sources[0]).nbytes.tolist() for read in runs] == [[4] * 4] * 2

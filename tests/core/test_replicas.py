@@ -34,6 +34,17 @@ def test_text_always_chooses_the_same_replica(salt: str, count: int) -> None:
     assert replica_position(0, 1, count, salt) == replica_position(0, 1, count, salt) == salt_number(salt) % count
 
 
+@given(st.text(), COUNTS, st.integers(0, 10**17))
+def test_names_that_end_in_a_counter_rotate_through_all_replicas(name: str, count: int, first: int) -> None:
+    turn = {replica_position(0, 1, count, f"{name}-{number}") for number in range(first, first + count)}
+    assert turn == set(range(count))
+
+
+@pytest.mark.parametrize("digits", [1, 18, 19, 5000])
+def test_text_of_any_number_of_digits_is_a_salt(digits: int) -> None:
+    assert salt_number("9" * digits) >= 0
+
+
 @pytest.mark.parametrize("salt", [None, 1.5, b"text", ()], ids=repr)
 def test_a_salt_that_is_neither_number_nor_text_is_refused(salt: object) -> None:
     with pytest.raises(PlanError, match=r"salt: .* is neither a whole number nor text"):

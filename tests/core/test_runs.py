@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvweave.core.layout import Geometry
-from kvweave.core.runs import run_shape
+from kvweave.core.runs import entry_runs, joined
 
 
 def geometry(strides: tuple[int, ...], entry: int = 1000) -> Geometry:
@@ -38,11 +38,9 @@ def test_runs_move_each_byte_of_an_entry_once(data: st.DataObject, extents: tupl
     for index in np.ndindex(axes.shape):
         at = [sum(i * s for i, s in zip(index, strides, strict=True)) for strides in (source, target)]
         pairs |= {(at[0] + byte, at[1] + byte) for byte in range(item)}
-    shape = run_shape(extents, item, geometry(source), geometry(target))
+    runs = entry_runs(extents, item, geometry(source), geometry(target))
     moved = [
-        (int(start) + byte, int(end) + byte)
-        for start, end in zip(shape.source_offsets, shape.target_offsets, strict=True)
-        for byte in range(shape.run_bytes)
+        (int(start) + byte, int(end) + byte) for start, end, size in zip(*runs, strict=True) for byte in range(size)
     ]
     assert len(moved) == len(set(moved)) and set(moved) == pairs
 
@@ -59,5 +57,14 @@ def test_axes_join_where_both_sides_continue(
     source: tuple[int, ...], target: tuple[int, ...], run: int, join: bool
 ) -> None:
     entries = [128 if strides[0] == 2048 else 512 for strides in (source, target)]
-    shape = run_shape((2, 64), 2, geometry(source, entries[0]), geometry(target, entries[1]))
-    assert (shape.run_bytes, shape.entries_join) == (run, join)
+    sides = geometry(source, entries[0]), geometry(target, entries[1])
+    runs = entry_runs((2, 64), 2, *sides)
+    assert (set(runs.nbytes.tolist()), runs.joins(*sides)) == ({run}, join)
+
+
+def test_rows_of_several_boxes_are_one_run_where_both_sides_continue() -> None:
+    sides = geometry((1000, 2), 256), geometry((1000, 2), 256)
+    runs = entry_runs((2, 64), 2, *sides)
+    beside, apart = (joined([runs, runs.moved(128, distance)]) for distance in (128, 500))
+    assert beside.nbytes.tolist() == [256, 256] and beside.joins(*sides)
+    assert apart.nbytes.tolist() == [128] * 4 and not apart.joins(*sides)

@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kvweave.core.block_table import NULL_BLOCK
 from kvweave.core.cache_config import CacheConfig
-from kvweave.core.sample import all_shards, block_tokens, room_tokens, sample_tables
+from kvweave.core.layout import EngineLayout
+from kvweave.core.plan import plan_transfer
+from kvweave.core.sample import all_shards, block_tokens, room_tokens, sample_tables, shared_pools
 from kvweave.core.spec import MLAAttentionSpec, SlidingWindowSpec
 from tests.core.engines import engine, heads_of, mamba2_of, model_of, model_of_groups
 
@@ -54,3 +58,21 @@ def test_the_smallest_group_decides_how_long_a_request_may_be():
     model = model_of_groups({"full": [heads_of(2)], "rate.8": [MLAAttentionSpec(2, tokens_per_state=8)]})
     assert room_tokens(engine(model, cache=SMALL)) == 32
     assert room_tokens(engine(model_of(mamba2_of(1, 2)), cache=SMALL)) == 1 << 20
+
+
+def one_tensor_for_two_groups(layout: EngineLayout) -> EngineLayout:
+    """Layers of both groups in the same memory, as vLLM's hybrid cache keeps them."""
+    rank = layout.rank()
+    shards = tuple(replace(shard, places=(replace(shard.places[0], region=0),)) for shard in rank.shards)
+    return replace(layout, ranks=(replace(rank, shards=shards, regions=rank.regions[:1]),))
+
+
+def test_groups_in_one_tensor_take_their_blocks_from_one_pool() -> None:
+    model = model_of_groups({"full": [heads_of(2)], "window": [SlidingWindowSpec(2, 2, 8)], "rest": [heads_of(3)]})
+    apart = engine(model)
+    shared = one_tensor_for_two_groups(engine(model_of_groups({"full": [heads_of(2)], "window": [heads_of(2)]})))
+    assert set(shared_pools(apart).values()) == {frozenset([group]) for group in ("full", "window", "rest")}
+    assert set(shared_pools(shared).values()) == {frozenset(["full", "window"])}
+    tables = sample_tables(shared, 60, np.random.default_rng(1))
+    assert not set(tables["full"]) & set(tables["window"]) and room_tokens(shared) * 2 == room_tokens(apart)
+    assert plan_transfer(shared, shared).verify().ok

@@ -16,10 +16,7 @@ from kvweave.core.spec import (
     MLAAttentionSpec,
     SlidingWindowSpec,
     StatePart,
-    UniformTypeKVCacheSpecs,
-    get_representative_spec_type,
 )
-from kvweave.errors import ConfigurationError
 
 HALF, FULL = DType.of("bfloat16"), DType.of("float32")
 counts, widths = st.integers(1, 64), st.integers(1, 256)
@@ -159,22 +156,3 @@ def test_an_open_group_has_as_many_buffers_as_stated(shapes: list[tuple[int, int
     assert [(array.part, array.axes, array.tokens) for array in arrays] == [
         (state.part, state.axes, None) for state in states
     ]
-
-
-@given(attention | mamba2 | delta_nets)
-def test_the_type_of_a_group_of_one_type_is_that_of_its_layers(spec: LayerSpec) -> None:
-    assert get_representative_spec_type(spec) is type(spec)
-    assert get_representative_spec_type(UniformTypeKVCacheSpecs({"a": spec, "b": spec})) is type(spec)
-
-
-@given(attention, mamba2)
-def test_a_mixed_group_has_no_representative_type_and_names_its_types(one: LayerSpec, other: MambaSpec) -> None:
-    names = ", ".join(sorted([type(one).__name__, "MambaSpec"]))
-    for layers in ({"a": one, "b": other}, {"a": other, "b": one}):
-        with pytest.raises(ConfigurationError, match=f"mixes {names}"):
-            get_representative_spec_type(UniformTypeKVCacheSpecs(layers))
-
-
-def test_an_empty_group_has_no_representative_type() -> None:
-    with pytest.raises(ConfigurationError, match="mixes no layers"):
-        get_representative_spec_type(UniformTypeKVCacheSpecs({}))

@@ -47,7 +47,9 @@ def test_larger_decode_blocks_end_with_the_same_bytes(
 
 
 @pytest.mark.parametrize(
-    ("groups", "pair", "wrong", "channels"), [(1, (2, 1), 192, 2304), (4, (2, 8), 1792, 4096)], ids=["P2>D1", "P2>D8"]
+    ("groups", "pair", "wrong", "channels"),
+    [(1, (2, 1), 192, 2304), (1, (1, 2), 384, 2560), (4, (8, 4), 768, 3072), (4, (2, 8), 1792, 4096)],
+    ids=["P2>D1", "P1>D2", "P8>D4", "P2>D8"],
 )
 def test_replicated_groups_lose_as_many_channels_as_measured(
     vllm: SimpleNamespace, groups: int, pair: tuple[int, int], wrong: int, channels: int

@@ -11,6 +11,7 @@ import pytest
 
 import kvweave.core.spec as kv
 from kvweave.core.mapping import TPMapping, compute_tp_mapping
+from kvweave.core.model import get_representative_spec_type
 from kvweave.core.topology import RemoteEngine, TransferTopology
 from kvweave.errors import ConfigurationError
 from tests.parity import incumbent
@@ -104,14 +105,14 @@ def shown_fields(line: str) -> dict[str, str]:
 def test_the_representative_type_is_the_same_for_groups_of_one_type(vllm: SimpleNamespace, inner: kv.LayerSpec) -> None:
     group = kv.UniformTypeKVCacheSpecs({"a": inner, "b": inner})
     theirs = vllm.nixl.get_representative_spec_type(vllm_group(vllm, incumbent.spec_type(vllm, inner)))
-    assert kv.get_representative_spec_type(group).__name__ == theirs.__name__
+    assert get_representative_spec_type(group).__name__ == theirs.__name__
 
 
 def test_a_mixed_group_is_answered_by_vllm_and_refused_by_kvweave(vllm: SimpleNamespace) -> None:
     mixed = vllm_group(vllm, vllm.specs.MLAAttentionSpec, vllm.specs.MambaSpec)
     assert vllm.nixl.get_representative_spec_type(mixed) is vllm.specs.MLAAttentionSpec
     with pytest.raises(ConfigurationError, match="mixes MLAAttentionSpec, MambaSpec"):
-        kv.get_representative_spec_type(kv.UniformTypeKVCacheSpecs({"a": LATENT, "b": mamba2(1)}))
+        get_representative_spec_type(kv.UniformTypeKVCacheSpecs({"a": LATENT, "b": mamba2(1)}))
 
 
 def vllm_group(vllm: SimpleNamespace, *types: type) -> Any:

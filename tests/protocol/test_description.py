@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvweave as kw
+from kvweave.core.array import Axis, CacheArray, DType, TokenAxis, WindowReach
 from kvweave.core.interval import Interval
+from kvweave.core.model import CacheLayer, KVCacheGroup, ModelCache
+from kvweave.core.spec import StatedArraysSpec
 from kvweave.errors import RemoteProtocolError
 from kvweave.protocol.description import decode_layout, encode_layout
 from tests.protocol.examples import small_layout
@@ -99,3 +102,14 @@ def test_damage_raises_nothing_but_our_error(data: st.DataObject) -> None:
 def test_random_bytes_are_no_description(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_layout(data)
+
+
+def test_arrays_that_an_engine_states_itself_survive() -> None:
+    half = DType.of("float16")
+    axes = (Axis("head", 4, 4), Axis("dim", 4), Axis("lane", 16))
+    window = CacheArray("k", axes, half, TokenAxis(1, WindowReach(8)))
+    stated = StatedArraysSpec((window, CacheArray("scale", (Axis("dim", 1),), half, None)))
+    model = ModelCache("m", 1, (KVCacheGroup("g", (CacheLayer("layers.0", 0, stated),)),))
+    layout = kw.EngineLayout.build(model, kw.ParallelConfig(tp=2), kw.CacheConfig(num_blocks=4))
+    found = decode_layout(encode_layout(layout))
+    assert (found.model, found.ranks) == (layout.model, layout.ranks)

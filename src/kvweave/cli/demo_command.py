@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 DEMO_SCHEMA = "kvweave.demo/1"
 SWEEP_SCHEMA = "kvweave.sweep/1"
+_MOST_TOKENS = 4096
 
 
 def demo(
@@ -41,7 +42,7 @@ def demo(
         str, typer.Option("--decode", "-d", metavar="ENGINE", help=f"The decode engine: {ENGINE_HELP}.")
     ] = "tp=1,block=64,layout=NHD",
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The question; a default one without it.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=4096, help="How many tokens to answer at most.")] = 64,
+    tokens: Annotated[str, typer.Option(metavar="COUNT", help="How many tokens to answer at most.")] = "64",
     sweep: Annotated[bool, typer.Option("--sweep", help="Every tiny family in several pairs of shapes.")] = False,
     family: Annotated[
         list[str] | None, typer.Option(metavar="FAMILY", help="With --sweep: only this family; may be repeated.")
@@ -57,9 +58,9 @@ def demo(
     if sweep:
         _sweep(family or [], as_document=as_document)
         return
-    shapes = _shape("--prefill", prefill), _shape("--decode", decode)
+    shapes, most_tokens = (_shape("--prefill", prefill), _shape("--decode", decode)), _count(tokens)
     with _stage(model) as stage:
-        shown = stage.run(model, *shapes, prompt, tokens)
+        shown = stage.run(model, *shapes, prompt, most_tokens)
     if as_document:
         write_document(_document(shown))
     else:
@@ -105,6 +106,12 @@ def _shape(option: str, text: str) -> EngineShape:
         raise ConfigurationError(f"{option}: {error}") from None
 
 
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_TOKENS):
+        raise ConfigurationError(f"--tokens: {text!r} is not a whole number from 1 to {_MOST_TOKENS}")
+    return int(text)
+
+
 @contextmanager
 def _stage(first: str, *, steps_in_log: bool = True) -> Iterator[Stage]:
     """Two engine processes. A terminal sees what they are at in one line that changes, a log one line per step."""
@@ -146,10 +153,8 @@ def _show(shown: Demonstration, prefill: str, decode: str) -> None:
         f"prefill {format_seconds(shown.prefill_seconds)}, {_transfer(shown)}"
         f"decode {format_seconds(shown.decode_seconds)}"
     )
-    if shown.difference is not None:
-        console.print(_difference(shown), style="bold red")
-    elif shown.blocks_left:
-        console.print(f"WRONG: {shown.blocks_left} blocks were not freed", style="bold red")
+    if not shown.ok:
+        console.print(_fault(shown), style="bold red")
     else:
         console.print(f"all {len(shown.tokens)} tokens equal those of one engine", style="bold green")
 
@@ -169,8 +174,11 @@ def _transfer(shown: Demonstration) -> str:
     return "".join(f"{names[stage]} {format_seconds(seconds)}, " for stage, seconds in stages)
 
 
-def _difference(shown: Demonstration) -> str:
-    at = shown.difference or 0
+def _fault(shown: Demonstration) -> str:
+    """What is wrong with a run that is not ok."""
+    at = shown.difference
+    if at is None:
+        return f"WRONG: {shown.blocks_left} blocks were not freed"
     return (
         f"WRONG: token {at} is {shown.tokens[at : at + 1]}, one engine gives {shown.expected[at : at + 1]} "
         f"({len(shown.tokens)} and {len(shown.expected)} tokens in all)"
@@ -234,8 +242,8 @@ def _verdict(result: SweepResult) -> str:
 
 def _why(result: SweepResult) -> str:
     shown = result.demonstration
-    if shown is not None and shown.difference is not None:
-        return _difference(shown)
+    if shown is not None and not shown.ok:
+        return _fault(shown)
     return result.impossible or result.failed
 
 

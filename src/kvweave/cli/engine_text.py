@@ -141,10 +141,10 @@ def _find(name: str) -> _Key:
 
 
 def _number(key: _Key, value: object) -> int:
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,19}", value):
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise key.refuse(value, f"a whole number of at least 0, such as {key.short}=1")
+        raise key.refuse(value, f"a whole number, such as {key.short}=1")
     if not 0 <= value <= key.most:
         raise key.refuse(value, f"between 0 and {key.most}; choose a number in between")
     return value

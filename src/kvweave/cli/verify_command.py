@@ -54,7 +54,7 @@ def verify(
 ) -> None:
     """Prove a pair of engines byte by byte, with labelled memory.
 
-    Two sample requests, all ranks and all layers: every wanted byte arrives exactly once, from its own place, and
+    Sample requests, all ranks and all layers: every wanted byte arrives exactly once, from its own place, and
     nothing else is touched. The model [bold]all[/bold] stands for every preset.
     """
     num_tokens = parse_tokens(tokens)

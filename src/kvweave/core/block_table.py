@@ -37,15 +37,17 @@ class BlockTable:
         """For messages."""
         return f"{self.side} blocks, group {self.group}"
 
+    def require(self, length: int) -> None:
+        """Raises ``BlockTableError`` if the table has fewer blocks."""
+        if length > len(self.blocks):
+            raise BlockTableError(
+                f"{self.name}: {len(self.blocks)} blocks, but the tokens need {length}; give the whole table"
+            )
+
     def lookup(self, positions: npt.NDArray[np.int64], num_blocks: int) -> npt.NDArray[np.int64]:
-        """The block ids at these positions; raises ``BlockTableError`` for a table too short or an id out of range."""
+        """The block ids at these positions of the table; raises ``BlockTableError`` for an id out of range."""
         if not len(positions):
             return positions
-        last = int(positions.max())
-        if last >= len(self.blocks):
-            raise BlockTableError(
-                f"{self.name}: {len(self.blocks)} blocks, but the tokens need {last + 1}; give the whole table"
-            )
         found = self.blocks[positions]
         if int(found.min()) < NULL_BLOCK or int(found.max()) >= num_blocks:
             wrong = found[(found < NULL_BLOCK) | (found >= num_blocks)][0]
@@ -73,7 +75,7 @@ def name_tables(side: str, groups: Sequence[str], tables: BlockTables) -> dict[s
     if isinstance(tables, Mapping):
         named = dict(tables)
     else:
-        if not isinstance(tables, Sequence | np.ndarray):
+        if not isinstance(tables, Sequence | np.ndarray) or (isinstance(tables, np.ndarray) and tables.ndim == 0):
             raise BlockTableError(f"{side} blocks: {tables!r} is no table; give one sequence of block ids per group")
         nested: Sequence[object] = [tables] if len(groups) == 1 and _is_flat(tables) else list(tables)
         if len(nested) != len(groups):
@@ -81,7 +83,10 @@ def name_tables(side: str, groups: Sequence[str], tables: BlockTables) -> dict[s
                 f"{side} blocks: {len(nested)} tables for the groups {', '.join(groups)}; give one table per group"
             )
         named = dict(zip(groups, nested, strict=True))  # type: ignore[arg-type]
-    unknown, missing = sorted(set(named) - set(groups)), [group for group in groups if group not in named]
+    unknown, missing = (
+        sorted(str(name) for name in set(named) - set(groups)),
+        [group for group in groups if group not in named],
+    )
     if unknown or missing:
         raise BlockTableError(
             f"{side} blocks: unknown groups {unknown}, missing groups {missing}; "
@@ -93,7 +98,7 @@ def name_tables(side: str, groups: Sequence[str], tables: BlockTables) -> dict[s
 def _is_flat(tables: object) -> bool:
     if isinstance(tables, np.ndarray):
         return tables.ndim == 1
-    return isinstance(tables, Sequence) and not any(isinstance(block, list | tuple | np.ndarray) for block in tables)
+    return isinstance(tables, Sequence) and not any(isinstance(block, Sequence | np.ndarray) for block in tables)
 
 
 def _ids(side: str, group: str, table: object) -> npt.NDArray[np.int64]:

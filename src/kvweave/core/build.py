@@ -283,5 +283,6 @@ def _check_coverage(layout: EngineLayout) -> None:
         if len(held) < layout.parallel.dcp:
             raise LayoutError(
                 f"{layer} {part}: dcp={layout.parallel.dcp}, but only dcp ranks {sorted(held)} hold box "
-                f"{', '.join(map(str, box))} at tp={layout.parallel.tp}; dcp needs that many replicas of every head"
+                f"{', '.join(map(str, box))} at tp={layout.parallel.tp}; "
+                "dcp needs that many replicas of every head: raise tp or lower dcp"
             )

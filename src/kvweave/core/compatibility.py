@@ -11,8 +11,10 @@ from collections.abc import Collection
 import numpy as np
 
 from kvweave.core.array import CacheArray, TokenAxis
+from kvweave.core.coverage import unheld
+from kvweave.core.interval import Box
 from kvweave.core.layout import EngineLayout
-from kvweave.core.tokens import TokenShare, shared_runs
+from kvweave.core.tokens import TokenShare, turns
 from kvweave.errors import Mismatch
 
 
@@ -37,7 +39,7 @@ def check_compatibility(prefill: EngineLayout, decode: EngineLayout) -> list[Mis
         if source is not None and source != array and (source, array) not in seen:
             seen.add((source, array))
             problems += _array_problems(f"{layer} {part}", source, array)
-    return problems
+    return problems + [_not_held(*lacking) for lacking in unheld(decode)]
 
 
 def uncovered(target: TokenShare | None, sources: Collection[TokenShare | None]) -> bool:
@@ -47,10 +49,16 @@ def uncovered(target: TokenShare | None, sources: Collection[TokenShare | None])
     if target is None or list(sources) == [TokenShare()]:
         return False
     shares = [share for share in sources if share is not None]
-    period = int(np.lcm.reduce([shared_runs(share, target)[1] for share in shares]))
-    entries = np.arange(period, dtype=np.int64)
-    hits = sum(share.holds(entries).astype(np.int64) for share in shares)
-    return bool(np.any(np.asarray(hits)[target.holds(entries)] != 1))
+    first, _, _ = turns((target, *shares))
+    wanted = first[target.holds(first)]
+    return bool(np.any(sum(share.holds(wanted).astype(np.int64) for share in shares) != 1))
+
+
+def _not_held(layer: str, array: CacheArray, box: Box) -> Mismatch:
+    return Mismatch(
+        f"{layer} {array.part}", array.box_text(box), "no rank that holds it",
+        "describe every decode rank, or state the intervals so that they cover the axis",
+    )  # fmt: skip
 
 
 def _model_problems(prefill: EngineLayout, decode: EngineLayout) -> list[Mismatch]:
@@ -60,7 +68,7 @@ def _model_problems(prefill: EngineLayout, decode: EngineLayout) -> list[Mismatc
     return [
         Mismatch(
             "model", f"{prefill.model.name} ({source})", f"{decode.model.name} ({target})",
-            "serve the same weights in the same form on both sides",
+            "serve the same weights with the same options on both sides",
         )
     ]  # fmt: skip
 

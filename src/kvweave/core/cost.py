@@ -31,6 +31,10 @@ from kvweave.errors import ConfigurationError, PlanError
 _SEED = 20260311
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and isfinite(value)
+
+
 @dataclass(frozen=True, slots=True)
 class TransferRates:
     """How fast a machine moves bytes: what one row costs beside its bytes, and bytes per second in one run."""
@@ -39,11 +43,11 @@ class TransferRates:
     bytes_per_second: float = 10e9
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.seconds_per_row) and self.seconds_per_row >= 0):
+        if not (_is_number(self.seconds_per_row) and self.seconds_per_row >= 0):
             raise ConfigurationError(
                 f"seconds_per_row: {self.seconds_per_row!r} is not a number of at least 0; measure one row"
             )
-        if not (isfinite(self.bytes_per_second) and self.bytes_per_second > 0):
+        if not (_is_number(self.bytes_per_second) and self.bytes_per_second > 0):
             raise ConfigurationError(
                 f"bytes_per_second: {self.bytes_per_second!r} is not above 0; measure a contiguous read"
             )
@@ -117,8 +121,8 @@ def estimate_request(
 
     Raises ``PlanError`` for a request that does not fit the blocks of either engine.
     """
-    if num_tokens < 1:
-        raise PlanError(f"tokens: {num_tokens} is not a length of a request; state at least 1")
+    if not isinstance(num_tokens, int) or num_tokens < 1:
+        raise PlanError(f"tokens: {num_tokens!r} is not a length of a request; state a whole number of at least 1")
     for side, layout in (("prefill", plan.prefill), ("decode", plan.decode)):
         _check_room(side, layout, num_tokens)
     random = np.random.default_rng(_SEED) if scattered else None

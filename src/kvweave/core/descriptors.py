@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -23,15 +23,16 @@ import numpy.typing as npt
 
 from kvweave.core.array import TokenAxis
 from kvweave.core.block_table import NULL_BLOCK, BlockTable, BlockTables, name_tables
+from kvweave.core.bundle import Bundle, bundle_reads
 from kvweave.core.interval import Interval
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.read import Read, ReadEnd
-from kvweave.core.replicas import Salt, choose
-from kvweave.core.runs import RunShape
-from kvweave.core.tokens import segments
+from kvweave.core.replicas import Salt
+from kvweave.core.runs import Offsets, Runs
+from kvweave.core.tokens import TokenShare, segments
+from kvweave.core.whole import LARGEST
 from kvweave.errors import BlockTableError
 
-Offsets = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
 
 
@@ -102,12 +103,6 @@ class _Segments(NamedTuple):
     entries: Offsets
 
 
-class _Runs(NamedTuple):
-    source: Offsets
-    target: Offsets
-    nbytes: Offsets
-
-
 def describe_request(
     reads: Sequence[Read],
     source_groups: Sequence[str],
@@ -119,29 +114,32 @@ def describe_request(
     salt: Salt,
 ) -> RequestDescriptors:
     """The rows of one request for one target rank; see ``TransferPlan.descriptors``."""
-    for name, value in (("start_token", start_token), ("num_tokens", num_tokens)):
-        if not isinstance(value, int | np.integer) or isinstance(value, bool):
-            raise BlockTableError(f"tokens: {name} is {value!r}; it must be a whole number of at least 0")
-    if not 0 <= start_token <= num_tokens:
-        raise BlockTableError(
-            f"tokens: start_token {start_token} and num_tokens {num_tokens}; 0 <= start_token <= num_tokens must hold"
-        )
     request = _Request(
         name_tables("source", source_groups, source_blocks),
         name_tables("target", target_groups, target_blocks),
-        start_token,
-        num_tokens,
+        _token_range(start_token, num_tokens),
     )
     parts: dict[RankCoordinates, list[Rows]] = defaultdict(list)
-    for read in reads:
-        source = choose(read, salt)
-        rows = request.rows(read, source)
+    for bundle in bundle_reads(reads if num_tokens else (), salt):
+        rows = request.rows(bundle)
         if len(rows):
-            parts[source.coordinates].append(rows)
+            parts[bundle.source.coordinates].append(rows)
     joined = {source: _coalesce(_concatenate(parts[source])) for source in sorted(parts)}
     return RequestDescriptors(
         joined, {group: tuple(sorted(blocks)) for group, blocks in request.incomplete.items() if blocks}
     )
+
+
+def _token_range(start_token: int, num_tokens: int) -> Interval:
+    for name, value in (("start_token", start_token), ("num_tokens", num_tokens)):
+        if not isinstance(value, int | np.integer) or isinstance(value, bool):
+            raise BlockTableError(f"tokens: {name} is {value!r}; it must be a whole number of at least 0")
+    if not 0 <= start_token <= num_tokens <= LARGEST:
+        raise BlockTableError(
+            f"tokens: start_token {start_token} and num_tokens {num_tokens}; 0 <= start_token <= num_tokens < 2**63 "
+            "must hold"
+        )
+    return Interval(int(start_token), int(num_tokens))
 
 
 class _Request:
@@ -151,28 +149,21 @@ class _Request:
         self,
         source_tables: Mapping[str, BlockTable],
         target_tables: Mapping[str, BlockTable],
-        start_token: int,
-        num_tokens: int,
+        lacking: Interval,
     ) -> None:
         self._source_tables = source_tables
         self._target_tables = target_tables
-        self._start_token = start_token
-        self._num_tokens = num_tokens
+        self._lacking = lacking
         self._segments: dict[object, _Segments] = {}
-        self._runs: dict[object, _Runs] = {}
         self.incomplete: dict[str, set[int]] = defaultdict(set)
 
-    def rows(self, read: Read, source: ReadEnd) -> Rows:
-        """The rows of one read from one of its sources, for all layers."""
-        found = self._cached_segments(read, source)
-        key = (id(found), read.extents, read.array.dtype.nbytes, source.geometry, read.target.geometry)
-        if key not in self._runs:
-            self._runs[key] = _merge(_runs(found, read.shape(source), source, read.target))
-        return _for_layers(self._runs[key], read, source)
+    def rows(self, bundle: Bundle) -> Rows:
+        """The rows of one bundle, for all layers."""
+        return _for_layers(_runs(self._cached_segments(bundle.read, bundle.source), bundle).merged(), bundle)
 
     def _cached_segments(self, read: Read, source: ReadEnd) -> _Segments:
         target = read.target
-        key = (read.array.tokens, _token_placement(source), _token_placement(target))
+        key = (read.array.tokens, source.placement, target.placement)
         if key not in self._segments:
             tokens = read.array.tokens
             self._segments[key] = (
@@ -189,19 +180,22 @@ class _Request:
 
     def _entries(self, tokens: TokenAxis, source: ReadEnd, target: ReadEnd) -> _Segments:
         rate = tokens.tokens_per_entry
-        wanted = Interval(self._start_token // rate, self._num_tokens // rate)
+        wanted = Interval(self._lacking.start // rate, self._lacking.stop // rate)
+        source_table, target_table = self._source_tables[source.group], self._target_tables[target.group]
+        _require_length(source_table, source, wanted)
+        _require_length(target_table, target, wanted)
         first, lengths = segments(wanted, (_stretch(source), _stretch(target)))
         held = lengths > 0
         for share in (source.tokens, target.tokens):
             if share is not None and share.count > 1:
                 held &= share.holds(first)
         first, lengths = first[held], lengths[held]
-        visible = tokens.reach.first_needed(self._num_tokens) // rate
+        visible = tokens.reach.first_needed(self._lacking.stop) // rate
         needed = first + lengths > visible
-        source_offsets, source_block = _locate(first, source, self._source_tables[source.group])
-        target_offsets, target_block = _locate(first, target, self._target_tables[target.group])
-        _check_needed(self._source_tables[source.group], source_block, needed, np.maximum(first, visible))
-        _check_needed(self._target_tables[target.group], target_block, needed, np.maximum(first, visible))
+        source_offsets, source_block = _locate(first, source, source_table)
+        target_offsets, target_block = _locate(first, target, target_table)
+        _check_needed(source_table, source_block, needed, np.maximum(first, visible))
+        _check_needed(target_table, target_block, needed, np.maximum(first, visible))
         wanted_here, there = target_block != NULL_BLOCK, source_block != NULL_BLOCK
         self.incomplete[target.group].update(np.unique(target_block[wanted_here & ~there]).tolist())
         kept = wanted_here & there
@@ -213,9 +207,12 @@ def _stretch(end: ReadEnd) -> int:
     return kernel if end.tokens is None else end.tokens.stretch(kernel)
 
 
-def _token_placement(end: ReadEnd) -> tuple[object, ...]:
-    """Everything about one side that says where its entries lie, the table included."""
-    return end.group, end.num_blocks, end.scratch_blocks, end.tokens, replace(end.geometry, axis_strides=())
+def _require_length(table: BlockTable, end: ReadEnd, wanted: Interval) -> None:
+    """The table reaches over all wanted entries of this side's share; refused before anything is counted out."""
+    share = end.tokens or TokenShare()
+    last = share.num_local(wanted.stop)
+    if last > share.num_local(wanted.start):
+        table.require(-(-last // end.geometry.block_entries))
 
 
 def _locate(first: Offsets, end: ReadEnd, table: BlockTable) -> tuple[Offsets, Offsets]:
@@ -237,41 +234,31 @@ def _check_needed(table: BlockTable, blocks: Offsets, needed: npt.NDArray[np.boo
         )
 
 
-def _runs(found: _Segments, shape: RunShape, source: ReadEnd, target: ReadEnd) -> _Runs:
+def _runs(found: _Segments, bundle: Bundle) -> Runs:
     """Segments times the runs of one entry; entries that do not join are taken one by one."""
     starts, ends, lengths = found
-    if not shape.entries_join:
+    if not bundle.entries_join:
         within = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        starts = np.repeat(starts, lengths) + within * source.geometry.entry_stride
-        ends = np.repeat(ends, lengths) + within * target.geometry.entry_stride
+        starts = np.repeat(starts, lengths) + within * bundle.source.geometry.entry_stride
+        ends = np.repeat(ends, lengths) + within * bundle.read.target.geometry.entry_stride
         lengths = np.ones(len(starts), dtype=np.int64)
-    return _Runs(
-        (starts[:, None] + shape.source_offsets).ravel(),
-        (ends[:, None] + shape.target_offsets).ravel(),
-        np.repeat(lengths * shape.run_bytes, len(shape.source_offsets)),
+    return Runs(
+        (starts[:, None] + bundle.runs.source).ravel(),
+        (ends[:, None] + bundle.runs.target).ravel(),
+        (lengths[:, None] * bundle.runs.nbytes).ravel(),
     )
 
 
-def _merge(runs: _Runs) -> _Runs:
-    """Runs by rising source offset, neighbours joined that continue on both sides."""
-    order = np.argsort(runs.source, kind="stable")
-    source, target, nbytes = (column[order] for column in runs)
-    breaks = np.ones(len(source), dtype=np.bool_)
-    breaks[1:] = (source[:-1] + nbytes[:-1] != source[1:]) | (target[:-1] + nbytes[:-1] != target[1:])
-    starts = np.flatnonzero(breaks)
-    return _Runs(source[starts], target[starts], np.add.reduceat(nbytes, starts) if len(starts) else nbytes)
-
-
-def _for_layers(runs: _Runs, read: Read, source: ReadEnd) -> Rows:
-    count = len(runs.source)
-    layers = len(read.layers)
+def _for_layers(runs: Runs, bundle: Bundle) -> Rows:
+    source, target = bundle.source, bundle.read.target
+    count, layers = len(runs.source), len(bundle.read.layers)
     return Rows(
         source.coordinates,
         (source.addresses[:, None] + runs.source.astype(np.uint64)).ravel(),
-        (read.target.addresses[:, None] + runs.target.astype(np.uint64)).ravel(),
+        (target.addresses[:, None] + runs.target.astype(np.uint64)).ravel(),
         np.tile(runs.nbytes.astype(np.uint64), layers),
         np.repeat(source.regions, count),
-        np.repeat(read.target.regions, count),
+        np.repeat(target.regions, count),
     )
 
 

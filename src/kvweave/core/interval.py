@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvweave.core.whole import LARGEST
 from kvweave.errors import LayoutError
 
 
@@ -20,8 +21,12 @@ class Interval:
     stop: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.stop:
-            raise LayoutError(f"interval: start {self.start} and stop {self.stop} must satisfy 0 <= start <= stop")
+        whole = isinstance(self.start, int) and isinstance(self.stop, int)
+        if not whole or not 0 <= self.start <= self.stop <= self.start + LARGEST:
+            raise LayoutError(
+                f"interval: start {self.start!r} and stop {self.stop!r} must be whole numbers with "
+                "0 <= start <= stop, less than 2**63 apart"
+            )
 
     def __len__(self) -> int:
         return self.stop - self.start

@@ -25,6 +25,7 @@ from kvweave.core.parallel import RankCoordinates
 from kvweave.core.plan import TransferPlan
 from kvweave.core.read import Read, ReadEnd
 from kvweave.core.replicas import choose
+from kvweave.core.sample import all_shards
 from kvweave.core.token_run import TokenRun, read_runs
 from kvweave.core.tokens import TokenShare
 
@@ -111,7 +112,7 @@ class PlanLanes:
 
 def plan_lanes(plan: TransferPlan) -> PlanLanes:
     """The lanes of a plan, for a request of salt 0."""
-    key_of = _keys_with_dcp if max(plan.prefill.parallel.dcp, plan.decode.parallel.dcp) > 1 else _keys_without_dcp
+    key_of = _keys_with_dcp(plan) if max(plan.prefill.parallel.dcp, plan.decode.parallel.dcp) > 1 else _keys_without_dcp
     sources = _cards(plan.prefill, key_of)
     targets = tuple(card for card in _cards(plan.decode, key_of) if card.rank in plan.reads)
     weaver = _Weaver(plan.prefill.model, key_of, sources, targets)
@@ -123,9 +124,16 @@ def _keys_without_dcp(array: CacheArray) -> LaneKey:
     return LaneKey(array.tokens is None, max((axis.units for axis in array.axes), default=0), dealt=False)
 
 
-def _keys_with_dcp(array: CacheArray) -> LaneKey:
-    dealt = array.tokens is not None and array.tokens.dcp_sharded
-    return replace(_keys_without_dcp(array), dealt=dealt)
+def _keys_with_dcp(plan: TransferPlan) -> KeyOf:
+    """Tells arrays whose tokens either engine deals out from those that every rank has all tokens of."""
+    arrays = {shard.array for layout in (plan.prefill, plan.decode) for _, shard in all_shards(layout)}
+    dealt = {_kind(array) for array in arrays if array.tokens is not None and array.tokens.dcp_sharded}
+    return lambda array: replace(_keys_without_dcp(array), dealt=_kind(array) in dealt)
+
+
+def _kind(array: CacheArray) -> tuple[object, ...]:
+    """What an array is, whatever its dtype and whether dcp deals its tokens out."""
+    return array.part, array.axes, array.tokens and (array.tokens.tokens_per_entry, array.tokens.reach)
 
 
 def _merged(bands: Iterable[Band]) -> Iterator[Band]:

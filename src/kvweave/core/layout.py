@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from numbers import Integral
 
 from kvweave.core.array import CacheArray
 from kvweave.core.cache_config import CacheConfig, MemoryKind
@@ -25,16 +24,11 @@ from kvweave.core.interval import Box
 from kvweave.core.model import ModelCache
 from kvweave.core.parallel import ParallelConfig, RankCoordinates
 from kvweave.core.tokens import TokenShare
+from kvweave.core.whole import require_whole
 from kvweave.errors import LayoutError
 
 ADDRESS_LIMIT = 2**64
 _GEOMETRY_SIZES = ("block_entries", "kernel_block_entries", "block_stride", "kernel_stride", "entry_stride")
-
-
-def _require_whole(owner: str, **values: object) -> None:
-    for name, value in values.items():
-        if not isinstance(value, Integral) or isinstance(value, bool):
-            raise LayoutError(f"{owner}: {name} is {value!r}; it must be a whole number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +41,9 @@ class Region:
     device: int = 0
 
     def __post_init__(self) -> None:
-        _require_whole("region", address=self.address, nbytes=self.nbytes, device=self.device)
+        require_whole("region", None, ADDRESS_LIMIT, LayoutError, address=self.address)
+        require_whole("region", None, error=LayoutError, nbytes=self.nbytes)
+        require_whole("region", most=2**32 - 1, error=LayoutError, device=self.device)
         if self.nbytes < 1 or not 0 <= self.address <= ADDRESS_LIMIT - self.nbytes:
             raise LayoutError(
                 f"region: address {self.address:#x} with {self.nbytes} bytes does not lie in a 64-bit address space; "
@@ -68,9 +64,8 @@ class Geometry:
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in _GEOMETRY_SIZES}
-        _require_whole(
-            "geometry", **sizes, **{f"axis stride {n}": stride for n, stride in enumerate(self.axis_strides)}
-        )
+        sizes |= {f"axis stride {number}": stride for number, stride in enumerate(self.axis_strides)}
+        require_whole("geometry", None, error=LayoutError, **sizes)
         if self.block_entries < 1 or self.kernel_block_entries < 1 or self.block_entries % self.kernel_block_entries:
             raise LayoutError(
                 f"geometry: kernel block of {self.kernel_block_entries} entries in a block of {self.block_entries}; "
@@ -124,7 +119,9 @@ class Shard:
         for axis, interval in zip(self.array.axes, self.box, strict=True):
             if len(interval) == 0 or interval.stop > axis.size:
                 raise LayoutError(f"{self.name}, axis {axis.name}: box {interval} is not inside [0, {axis.size})")
-        _require_whole(self.name, num_blocks=self.num_blocks, scratch_blocks=self.scratch_blocks)
+        require_whole(
+            self.name, None, error=LayoutError, num_blocks=self.num_blocks, scratch_blocks=self.scratch_blocks
+        )
         if self.num_blocks < 1 or self.scratch_blocks < 0:
             raise LayoutError(f"{self.name}: num_blocks {self.num_blocks}, scratch_blocks {self.scratch_blocks}")
         if (self.tokens is None) != (self.array.tokens is None):
@@ -207,7 +204,8 @@ class RankLayout:
                 )
 
     def _check_place(self, shard: Shard, place: Place) -> None:
-        _require_whole(f"place of {place.layer} {shard.array.part}", region=place.region, offset=place.offset)
+        owner = f"place of {place.layer} {shard.array.part}"
+        require_whole(owner, None, error=LayoutError, region=place.region, offset=place.offset)
         if not 0 <= place.region < len(self.regions):
             raise LayoutError(
                 f"rank {self.coordinates}: {place.layer} {shard.array.part} lies in region {place.region} of "
@@ -237,6 +235,7 @@ class EngineLayout:
                 f"engine: ranks {[str(rank) for rank in stated]}, but its parallel sizes give "
                 f"{[str(rank) for rank in expected]}; describe each rank once, in that order"
             )
+        self._check_arrays()
 
     @staticmethod
     def build(model: ModelCache, parallel: ParallelConfig, cache: CacheConfig | None = None) -> EngineLayout:
@@ -272,6 +271,30 @@ class EngineLayout:
     def group_names(self) -> tuple[str, ...]:
         """The names of all block tables, in the order in which the ranks mention them."""
         return tuple(dict.fromkeys(shard.group for rank in self.ranks for shard in rank.shards))
+
+    def _check_arrays(self) -> None:
+        """Each array is one of the model's, and described alike on all ranks."""
+        caches = {(layer.name, a.part): a.axes for layer in self.model.layers() for a in layer.spec.arrays()}
+        described: dict[tuple[str, str], CacheArray] = {}
+        seen: set[tuple[CacheArray, frozenset[str]]] = set()
+        for rank in self.ranks:
+            for shard in rank.shards:
+                if (shard.array, shard.layers) in seen:
+                    continue
+                seen.add((shard.array, shard.layers))
+                for layer in shard.layers:
+                    name = (layer, shard.array.part)
+                    if caches.get(name) != shard.array.axes:
+                        raise LayoutError(
+                            f"rank {rank.coordinates}: {layer} {shard.array.part} over "
+                            f"{', '.join(map(str, shard.array.axes))} is no array of model {self.model.name}; "
+                            "describe its layers as the model does"
+                        )
+                    if described.setdefault(name, shard.array) != shard.array:
+                        raise LayoutError(
+                            f"rank {rank.coordinates}: {layer} {shard.array.part} is {shard.array}, on another rank "
+                            f"{described[name]}; describe an array alike on all ranks"
+                        )
 
     @cached_property
     def _by_coordinates(self) -> dict[RankCoordinates, RankLayout]:

@@ -144,11 +144,9 @@ def compute_tp_mapping(
 @lru_cache(maxsize=64)
 def _plan(model: ModelCache, remote: _Sizes, local: _Sizes) -> tuple[tuple[_Chosen, ...], ...]:
     """The reads of every local rank, planned with the smallest memory there is; kept, as all ranks ask the same."""
-    cache = CacheConfig(block_size=lcm(remote[2], local[2]), num_blocks=1)
-    prefill, decode = (
-        EngineLayout.build(model, ParallelConfig(tp=tp, dcp=dcp, interleave=interleave), cache)
-        for tp, dcp, interleave in (remote, local)
-    )
+    shapes = [ParallelConfig(tp=tp, dcp=dcp, interleave=interleave) for tp, dcp, interleave in (remote, local)]
+    cache = CacheConfig(block_size=lcm(*(shape.interleave for shape in shapes)), num_blocks=1)
+    prefill, decode = (EngineLayout.build(model, shape, cache) for shape in shapes)
     plan = plan_transfer(prefill, decode)
     return tuple(tuple(_choose(read, prefill.parallel) for read in plan.of(rank)) for rank in decode.ranks)
 
@@ -161,6 +159,8 @@ def _one_layer_per_spec(name: str, group: CacheGroup) -> KVCacheGroup:
             specs = list(group.kv_cache_specs.values())
         case _:
             specs = [group]
+    if strangers := [spec for spec in specs if not isinstance(spec, LayerSpec)]:
+        raise ConfigurationError(f"group {name}: {strangers[0]!r} is no spec of a layer; give the group's specs")
     distinct = enumerate(dict.fromkeys(specs))
     return KVCacheGroup(name, tuple(CacheLayer(f"{name}.{number}", 0, spec) for number, spec in distinct))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvweave.core.array import require_positive
-from kvweave.core.spec import LayerSpec
+from kvweave.core.spec import LayerSpec, UniformTypeKVCacheSpecs
+from kvweave.core.whole import require_whole
 from kvweave.errors import ConfigurationError
 
 
@@ -41,12 +41,13 @@ class ModelCache:
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
-        require_positive(f"model {self.name}", "num_layers", self.num_layers)
+        require_whole(f"model {self.name}", 1, num_layers=self.num_layers)
         names = [group.name for group in self.groups]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise ConfigurationError(f"model {self.name}: groups {sorted(repeated)} repeat; name each block table once")
         seen: set[tuple[str, str]] = set()
         for layer in self.layers():
+            require_whole(f"layer {layer.name}", None, index=layer.index)
             if not 0 <= layer.index < self.num_layers:
                 raise ConfigurationError(
                     f"layer {layer.name}: index {layer.index} is outside the model's {self.num_layers} layers"
@@ -75,3 +76,23 @@ class ModelCache:
         return sum(
             array.entry_bytes for layer in self.layers() for array in layer.spec.arrays() if array.tokens is None
         )
+
+
+def get_representative_spec_type(group: KVCacheGroup | UniformTypeKVCacheSpecs | LayerSpec) -> type[LayerSpec]:
+    """The one type inside a group or spec, for those who want vLLM's answer; kvweave itself never asks.
+
+    Raises ``ConfigurationError`` on a group that mixes types: no single answer would be right there.
+    """
+    match group:
+        case KVCacheGroup():
+            types = {type(layer.spec) for layer in group.layers}
+        case UniformTypeKVCacheSpecs():
+            types = {type(spec) for spec in group.kv_cache_specs.values()}
+        case _:
+            types = {type(group)}
+    if len(types) != 1:
+        names = ", ".join(sorted(kind.__name__ for kind in types)) or "no layers"
+        raise ConfigurationError(
+            f"group mixes {names}: there is no representative type; take every layer by its own spec"
+        )
+    return types.pop()

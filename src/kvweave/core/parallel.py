@@ -6,11 +6,15 @@ parallel rank is an engine of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvweave.core.interval import Interval
+from kvweave.core.whole import require_whole
 from kvweave.errors import ConfigurationError
+
+MOST_RANKS = 4096
+"""The most ranks that one engine may have."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,9 +55,18 @@ class ParallelConfig:
                 raise ConfigurationError(
                     f"{name}: {value!r} is not a whole number of at least 1; state {name}=1 or more"
                 )
+        if self.ranks_per_engine > MOST_RANKS:
+            raise ConfigurationError(
+                f"ranks: pp={self.pp}, pcp={self.pcp}, tp={self.tp} make {self.ranks_per_engine} ranks; an engine has "
+                f"at most {MOST_RANKS}"
+            )
         self._check_dcp()
         self._check_stages()
+        if not isinstance(self.stated, Mapping):
+            raise ConfigurationError(f"stated: {self.stated!r}; state intervals by the name of their axis")
         for axis, intervals in self.stated.items():
+            if not isinstance(intervals, Sequence) or not all(isinstance(held, Interval) for held in intervals):
+                raise ConfigurationError(f"stated {axis}: {intervals!r}; state one interval per tensor rank")
             if len(intervals) != self.tp:
                 raise ConfigurationError(
                     f"stated {axis}: {len(intervals)} intervals for tp={self.tp}; state one interval per tensor rank"
@@ -73,12 +86,14 @@ class ParallelConfig:
     def _check_stages(self) -> None:
         if self.stage_layers is None:
             return
+        if not isinstance(self.stage_layers, Sequence):
+            raise ConfigurationError(f"stage_layers: {self.stage_layers!r}; state one number per stage")
         if len(self.stage_layers) != self.pp:
             raise ConfigurationError(
                 f"stage_layers: {len(self.stage_layers)} stages for pp={self.pp}; state one number per stage"
             )
-        if any(layers < 0 for layers in self.stage_layers):
-            raise ConfigurationError(f"stage_layers: {self.stage_layers} has a negative number; state 0 or more each")
+        for layers in self.stage_layers:
+            require_whole("stage_layers", layers=layers)
 
     @property
     def ranks_per_engine(self) -> int:

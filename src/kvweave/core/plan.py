@@ -14,7 +14,7 @@ of a replica enter in ``TransferPlan.descriptors``.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -115,23 +115,56 @@ class _Source:
     shard: Shard
 
 
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """A box of some layers; for each share of the tokens, the equal sources that hold it."""
+
+    layers: tuple[str, ...]
+    box: Box
+    sources: tuple[tuple[ReadEnd, ...], ...]
+
+
 class _Planner:
-    """Indexes the prefill side once, then plans rank after rank."""
+    """Indexes the prefill side once, then plans rank after rank; what equal ranks want is looked up once."""
 
     def __init__(self, prefill: EngineLayout, decode: EngineLayout) -> None:
         self.missing: list[Mismatch] = []
         self._decode = decode
         self._by_array: dict[tuple[str, tuple[Axis, ...]], list[_Source]] = defaultdict(list)
         self._places: dict[tuple[RankCoordinates, str], dict[str, Place]] = {}
+        self._cells: dict[object, tuple[_Cell, ...]] = {}
         for rank in prefill.ranks:
             for shard in rank.shards:
                 self._by_array[shard.array.part, shard.array.axes].append(_Source(rank, shard))
 
     def reads(self, rank: RankLayout) -> Iterator[Read]:
         for shard in rank.shards:
-            for layers, sources in self._layer_cells(shard):
-                for box in self._box_cells(shard, sources):
-                    yield from self._cell_reads(rank, shard, layers, box, sources)
+            places = {place.layer: place for place in shard.places}
+            position = self._positions[rank.coordinates, shard.array.part, shard.places[0].layer]
+            for cell in self._cells_of(shard):
+                end = ReadEnd.of(rank, shard, cell.box, [places[layer] for layer in cell.layers])
+                for sources in cell.sources:
+                    yield Read(shard.array, cell.box, cell.layers, sources, end, *position)
+
+    def _cells_of(self, target: Shard) -> tuple[_Cell, ...]:
+        layers = tuple(place.layer for place in target.places)
+        key = (target.array.part, target.array.axes, target.box, target.tokens, layers)
+        if key not in self._cells:
+            self._cells[key] = tuple(self._find_cells(target))
+        return self._cells[key]
+
+    def _find_cells(self, target: Shard) -> Iterator[_Cell]:
+        for layers, sources in self._layer_cells(target):
+            for box in _box_cells(target, sources):
+                by_share: dict[TokenShare | None, list[_Source]] = defaultdict(list)
+                for source in sources:
+                    if box_contains(source.shard.box, box):
+                        by_share[source.shard.tokens].append(source)
+                if uncovered(target.tokens, by_share):
+                    self.missing.append(_not_held(target, layers, box))
+                    continue
+                ends = (self._source_ends(by_share[share], box, layers) for share in sorted(by_share, key=str))
+                yield _Cell(layers, box, tuple(ends))
 
     def _layer_cells(self, target: Shard) -> Iterator[tuple[tuple[str, ...], list[_Source]]]:
         """The target's layers, split by which sources hold them, with those sources."""
@@ -148,29 +181,10 @@ class _Planner:
         for sets, names in cells.items():
             yield tuple(names), [source for layers in sets for source in holders[layers]]
 
-    def _box_cells(self, target: Shard, sources: list[_Source]) -> Iterator[Box]:
-        boxes = {source.shard.box for source in sources}
-        axes = [interval.cut(box[number] for box in boxes) for number, interval in enumerate(target.box)]
-        return product(*axes)
+    def _source_ends(self, sources: Iterable[_Source], box: Box, layers: Sequence[str]) -> tuple[ReadEnd, ...]:
+        return tuple(self._source_end(source, box, layers) for source in sorted(sources, key=_by_rank))
 
-    def _cell_reads(
-        self, rank: RankLayout, target: Shard, layers: tuple[str, ...], box: Box, sources: list[_Source]
-    ) -> Iterator[Read]:
-        by_share: dict[TokenShare | None, list[_Source]] = defaultdict(list)
-        for source in sources:
-            if box_contains(source.shard.box, box):
-                by_share[source.shard.tokens].append(source)
-        if uncovered(target.tokens, by_share):
-            self.missing.append(_not_held(target, layers, box))
-            return
-        position = self._positions[rank.coordinates, target.array.part, target.places[0].layer]
-        places = {place.layer: place for place in target.places}
-        end = ReadEnd.of(rank, target, box, [places[layer] for layer in layers])
-        for share in sorted(by_share, key=str):
-            ends = tuple(self._source_end(source, box, layers) for source in sorted(by_share[share], key=_by_rank))
-            yield Read(target.array, box, layers, ends, end, *position)
-
-    def _source_end(self, source: _Source, box: Box, layers: tuple[str, ...]) -> ReadEnd:
+    def _source_end(self, source: _Source, box: Box, layers: Sequence[str]) -> ReadEnd:
         key = (source.rank.coordinates, source.shard.name)
         places = self._places.get(key)
         if places is None:
@@ -194,6 +208,12 @@ class _Planner:
         }
 
 
+def _box_cells(target: Shard, sources: Iterable[_Source]) -> Iterator[Box]:
+    boxes = {source.shard.box for source in sources}
+    axes = [interval.cut(box[number] for box in boxes) for number, interval in enumerate(target.box)]
+    return product(*axes)
+
+
 def _by_rank(source: _Source) -> RankCoordinates:
     return source.rank.coordinates
 
@@ -205,8 +225,7 @@ def _common(source: TokenShare | None, target: TokenShare | None) -> bool:
 
 
 def _not_held(target: Shard, layers: tuple[str, ...], box: Box) -> Mismatch:
-    wanted = ", ".join(f"{axis.name} {interval}" for axis, interval in zip(target.array.axes, box, strict=True))
     return Mismatch(
-        f"{layers[0]} {target.array.part}", "no rank that holds it", wanted,
+        f"{layers[0]} {target.array.part}", "no rank that holds it", target.array.box_text(box),
         "describe every prefill rank, or state the intervals so that they cover the axis",
     )  # fmt: skip

@@ -7,7 +7,7 @@ strides. What depends on a request (block tables, tokens, replica) enters in ``d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,7 +17,7 @@ from kvweave.core.array import CacheArray
 from kvweave.core.interval import Box
 from kvweave.core.layout import Geometry, Place, RankLayout, Shard
 from kvweave.core.parallel import RankCoordinates
-from kvweave.core.runs import RunShape, run_shape
+from kvweave.core.runs import Runs, entry_runs
 from kvweave.core.tokens import TokenShare
 
 
@@ -47,6 +47,16 @@ class ReadEnd:
             np.array([place.region for place in places], dtype=np.int32), np.array(addresses, dtype=np.uint64),
         )  # fmt: skip
 
+    @cached_property
+    def placement(self) -> tuple[object, ...]:
+        """Everything that says in which block and where in it an entry lies, the block table included."""
+        return self.group, self.num_blocks, self.scratch_blocks, self.tokens, replace(self.geometry, axis_strides=())
+
+    @cached_property
+    def spacing(self) -> tuple[bytes, bytes]:
+        """How far the layers lie apart, and in which regions; ends of equal spacing keep their distance."""
+        return np.diff(self.addresses).tobytes(), self.regions.tobytes()
+
 
 @dataclass(frozen=True, eq=False)
 class Read:
@@ -74,6 +84,6 @@ class Read:
         """Bytes of one entry of the box in one layer; of the whole state where there is no token axis."""
         return int(np.prod(self.extents, dtype=np.int64)) * self.array.dtype.nbytes
 
-    def shape(self, source: ReadEnd) -> RunShape:
+    def runs(self, source: ReadEnd) -> Runs:
         """How the bytes of one entry fall into runs that are contiguous on both sides."""
-        return run_shape(self.extents, self.array.dtype.nbytes, source.geometry, self.target.geometry)
+        return entry_runs(self.extents, self.array.dtype.nbytes, source.geometry, self.target.geometry)

@@ -1,36 +1,60 @@
 """How a box falls into runs of bytes that are contiguous on both sides.
 
 Each axis is a dimension (extent, source stride, target stride). Axes whose two strides equal the run below them join
-it; what does not join is stepped over. Whether neighbouring entries join too depends on both entry strides::
+it; what does not join is stepped over. Runs that continue on both sides are merged, also those of several boxes: K and
+V side by side in one row are one run::
 
     head [0,2)  dim [0,64)  2 bytes                source strides       target strides
-    HND -> HND, 16 entries a block                 2048, 2              2048, 2          run 128, entries join
-    HND -> NHD                                     2048, 2               128, 2          run 128, entries apart
+    HND -> HND, 16 entries a block                 2048, 2              2048, 2          run 128
+    HND -> NHD                                     2048, 2               128, 2          run 128
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvweave.core.layout import Geometry
 
-
-@dataclass(frozen=True, eq=False)
-class RunShape:
-    """One entry's runs: ``run_bytes`` each, at these offsets; ``entries_join`` if the next entry continues the run."""
-
-    run_bytes: int
-    source_offsets: npt.NDArray[np.int64]
-    target_offsets: npt.NDArray[np.int64]
-    entries_join: bool
+Offsets = npt.NDArray[np.int64]
 
 
-@lru_cache(maxsize=4096)
-def run_shape(extents: tuple[int, ...], item_bytes: int, source: Geometry, target: Geometry) -> RunShape:
+class Runs(NamedTuple):
+    """Run n copies ``nbytes[n]`` bytes from byte offset ``source[n]`` to byte offset ``target[n]``."""
+
+    source: Offsets
+    target: Offsets
+    nbytes: Offsets
+
+    def moved(self, source: int, target: int) -> Runs:
+        """The same runs, that many bytes further on either side."""
+        return Runs(self.source + source, self.target + target, self.nbytes)
+
+    def merged(self) -> Runs:
+        """By rising source offset, neighbours joined that continue on both sides."""
+        order = np.argsort(self.source, kind="stable")
+        source, target, nbytes = (column[order] for column in self)
+        breaks = np.ones(len(source), dtype=np.bool_)
+        breaks[1:] = (source[:-1] + nbytes[:-1] != source[1:]) | (target[:-1] + nbytes[:-1] != target[1:])
+        starts = np.flatnonzero(breaks)
+        return Runs(source[starts], target[starts], np.add.reduceat(nbytes, starts) if len(starts) else nbytes)
+
+    def joins(self, source: Geometry, target: Geometry) -> bool:
+        """Whether one entry's runs continue in those of the next entry of the block."""
+        return source.entry_stride == target.entry_stride and bool((self.nbytes == source.entry_stride).all())
+
+
+def joined(parts: Sequence[Runs]) -> Runs:
+    """The runs of all parts, merged."""
+    return parts[0] if len(parts) == 1 else Runs(*map(np.concatenate, zip(*parts, strict=True))).merged()
+
+
+@lru_cache(maxsize=512)
+def entry_runs(extents: tuple[int, ...], item_bytes: int, source: Geometry, target: Geometry) -> Runs:
     """The runs of one entry of a box with these extents, between two geometries."""
     dimensions = sorted(
         (source_stride, target_stride, extent)
@@ -45,4 +69,4 @@ def run_shape(extents: tuple[int, ...], item_bytes: int, source: Geometry, targe
         steps = np.arange(extent, dtype=np.int64)[:, None]
         source_offsets = (steps * source_stride + source_offsets).ravel()
         target_offsets = (steps * target_stride + target_offsets).ravel()
-    return RunShape(run, source_offsets, target_offsets, source.entry_stride == target.entry_stride == run)
+    return Runs(source_offsets, target_offsets, np.full(len(source_offsets), run, dtype=np.int64))

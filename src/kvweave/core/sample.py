@@ -1,13 +1,12 @@
 """Block tables of a request that does not exist, for proofs and estimates: in random order, or one block after another.
 
 A table names as many blocks as the request's tokens need; where every layer of a group has a window or chunk, the
-blocks that lie wholly behind it are null, as an engine would have them. Groups that lie in the same region take their
-blocks from one pool: there a block id belongs to one group at a time (vLLM lays its groups over one another).
+blocks that lie wholly behind it are null, as an engine would have them.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,7 +14,6 @@ import numpy.typing as npt
 
 from kvweave.core.block_table import NULL_BLOCK
 from kvweave.core.layout import EngineLayout, RankLayout, Shard
-from kvweave.core.parallel import RankCoordinates
 
 Tables = dict[str, npt.NDArray[np.int64]]
 
@@ -36,10 +34,9 @@ def block_tokens(shard: Shard) -> int:
 
 def room_tokens(layout: EngineLayout) -> int:
     """How long a request may be before some group runs out of blocks; 2**20 where nothing has a token axis."""
+    pools = shared_pools(layout)
     paged = [shard for _, shard in all_shards(layout) if shard.tokens is not None]
-    sharers = Counter(_pools(layout).values())
-    shares = {group: sharers[pool] for group, pool in _pools(layout).items()}
-    return min((shard.num_blocks // shares[shard.group] * block_tokens(shard) for shard in paged), default=1 << 20)
+    return min((shard.num_blocks // len(pools[shard.group]) * block_tokens(shard) for shard in paged), default=1 << 20)
 
 
 def sample_tables(layout: EngineLayout, num_tokens: int, random: np.random.Generator | None = None) -> Tables:
@@ -48,28 +45,49 @@ def sample_tables(layout: EngineLayout, num_tokens: int, random: np.random.Gener
     for _, shard in all_shards(layout):
         shards[shard.group].append(shard)
     tables: Tables = {}
-    free: dict[str, npt.NDArray[np.int64]] = {}
-    pools = _pools(layout)
-    for group, members in shards.items():
-        size = min(shard.num_blocks for shard in members)
-        needed = max(_table_length(shard, num_tokens) for shard in members)
-        if pools[group] not in free:
-            free[pools[group]] = (np.arange(size) if random is None else random.permutation(size)).astype(np.int64)
-        tables[group], free[pools[group]] = np.split(free[pools[group]], [needed])
-        tables[group][: min(_let_go(shard, num_tokens) for shard in members)] = NULL_BLOCK
+    for groups in set(shared_pools(layout).values()):
+        members = {group: shards[group] for group in sorted(groups)}
+        pool = min(shard.num_blocks for alike in members.values() for shard in alike)
+        lengths = [max(_table_length(shard, num_tokens) for shard in alike) for alike in members.values()]
+        total = min(sum(lengths), pool)
+        blocks = np.arange(total) if random is None else random.choice(pool, total, replace=False)
+        parts = np.split(blocks.astype(np.int64), np.cumsum(lengths)[:-1])
+        for (group, alike), table in zip(members.items(), parts, strict=True):
+            table[: min(_let_go(shard, num_tokens) for shard in alike)] = NULL_BLOCK
+            tables[group] = table
     return tables
 
 
-def _pools(layout: EngineLayout) -> dict[str, str]:
-    """For each group the first of those that share a region with it, be it by way of another group."""
-    pools = {group: group for group in layout.group_names()}
-    owners: dict[tuple[RankCoordinates, int], str] = {}
-    for rank, shard in all_shards(layout):
-        for region in {place.region for place in shard.places}:
-            mine, theirs = pools[shard.group], pools[owners.setdefault((rank.coordinates, region), shard.group)]
-            if mine != theirs:
-                pools = {group: theirs if pool == mine else pool for group, pool in pools.items()}
+def shared_pools(layout: EngineLayout) -> dict[str, frozenset[str]]:
+    """For each group the groups, itself among them, that take blocks from one pool: they lie in the same memory.
+
+    An engine may keep layers of several groups in one tensor; a block then belongs to one group at a time (vLLM's
+    hybrid cache).
+    """
+    pools = {group: frozenset([group]) for group in layout.group_names()}
+    for rank in layout.ranks:
+        for one, other in _overlapping(rank):
+            if other not in pools[one]:
+                joined = pools[one] | pools[other]
+                pools |= dict.fromkeys(joined, joined)
     return pools
+
+
+def _overlapping(rank: RankLayout) -> Iterator[tuple[str, str]]:
+    """Pairs of groups with places that reach into each other."""
+    if len({shard.group for shard in rank.shards}) < 2:
+        return
+    places = sorted(
+        (place.region, place.offset, place.offset + shard.extent_bytes, shard.group)
+        for shard in rank.shards
+        for place in shard.places
+    )
+    region, reached, holder = -1, 0, ""
+    for number, start, stop, group in places:
+        if number == region and start < reached and group != holder:
+            yield holder, group
+        if number != region or stop > reached:
+            region, reached, holder = number, stop, group
 
 
 def _table_length(shard: Shard, num_tokens: int) -> int:

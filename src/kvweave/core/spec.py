@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvweave.core.array import Axis, CacheArray, ChunkReach, DType, FullReach, TokenAxis, WindowReach
-from kvweave.errors import ConfigurationError
+from kvweave.core.whole import require_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class MambaSpec:
         speculative_tokens: int = 0,
     ) -> MambaSpec:
         """Mamba1: everything split by channel."""
-        tap = Axis("tap", conv_kernel - 1 + speculative_tokens)
+        tap = _tap_axis(conv_kernel, speculative_tokens)
         channel = Axis("channel", intermediate_size, intermediate_size)
         return MambaSpec(
             "mamba1",
@@ -153,7 +153,10 @@ class MambaSpec:
         speculative_tokens: int = 0,
     ) -> MambaSpec:
         """Mamba2: ``conv.x`` and ``ssm`` by head, ``conv.b`` and ``conv.c`` by group."""
-        tap = Axis("tap", conv_kernel - 1 + speculative_tokens)
+        require_whole(
+            "mamba2", 1, num_heads=num_heads, head_size=head_size, num_groups=num_groups, state_size=state_size
+        )
+        tap = _tap_axis(conv_kernel, speculative_tokens)
         heads = Axis("channel", num_heads * head_size, num_heads)
         groups = Axis("channel", num_groups * state_size, num_groups)
         ssm = (Axis("head", num_heads, num_heads), Axis("dim", head_size), Axis("state", state_size))
@@ -180,7 +183,9 @@ class MambaSpec:
         mamba_type: str = "gdn_attention",
     ) -> MambaSpec:
         """Gated delta net: ``conv.q``, ``conv.k`` by key head; ``conv.v`` and ``ssm`` by value head."""
-        tap = Axis("tap", conv_kernel - 1 + speculative_tokens)
+        require_whole(mamba_type, 1, num_k_heads=num_k_heads, num_v_heads=num_v_heads)
+        require_whole(mamba_type, 1, head_k_dim=head_k_dim, head_v_dim=head_v_dim)
+        tap = _tap_axis(conv_kernel, speculative_tokens)
         keys = Axis("channel", num_k_heads * head_k_dim, num_k_heads)
         values = Axis("channel", num_v_heads * head_v_dim, num_v_heads)
         ssm = (Axis("head", num_v_heads, num_v_heads), Axis("dim", head_v_dim), Axis("state", head_k_dim))
@@ -223,6 +228,17 @@ class CircularBufferSpec:
         return tuple(CacheArray(state.part, state.axes, state.dtype, None) for state in self.states)
 
 
+@dataclass(frozen=True, slots=True)
+class StatedArraysSpec:
+    """A layer whose arrays its engine states one by one: axes that a kernel keeps in pieces, packed rows, scales."""
+
+    stated: tuple[CacheArray, ...]
+
+    def arrays(self) -> tuple[CacheArray, ...]:
+        """The stated arrays."""
+        return self.stated
+
+
 LayerSpec = (
     FullAttentionSpec
     | SlidingWindowSpec
@@ -230,6 +246,7 @@ LayerSpec = (
     | MLAAttentionSpec
     | MambaSpec
     | CircularBufferSpec
+    | StatedArraysSpec
 )
 
 
@@ -240,20 +257,10 @@ class UniformTypeKVCacheSpecs:
     kv_cache_specs: Mapping[str, LayerSpec]
 
 
-def get_representative_spec_type(spec: LayerSpec | UniformTypeKVCacheSpecs) -> type[LayerSpec]:
-    """The one type inside a spec, for those who want vLLM's answer; kvweave itself never asks.
-
-    Raises ``ConfigurationError`` on a group that mixes types: no single answer would be right there.
-    """
-    if not isinstance(spec, UniformTypeKVCacheSpecs):
-        return type(spec)
-    types = {type(inner) for inner in spec.kv_cache_specs.values()}
-    if len(types) != 1:
-        names = ", ".join(sorted(kind.__name__ for kind in types)) or "no layers"
-        raise ConfigurationError(
-            f"group mixes {names}: there is no representative type; take every layer by its own spec"
-        )
-    return types.pop()
+def _tap_axis(conv_kernel: int, speculative_tokens: int) -> Axis:
+    require_whole("conv state", 2, conv_kernel=conv_kernel)
+    require_whole("conv state", speculative_tokens=speculative_tokens)
+    return Axis("tap", conv_kernel - 1 + speculative_tokens)
 
 
 def _key_value(

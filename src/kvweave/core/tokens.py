@@ -12,6 +12,7 @@ Source: vLLM's ``cp_kv_cache_interleave_size`` and its slot mapping. Arrays that
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import gcd, lcm
 
@@ -19,7 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvweave.core.interval import Interval
+from kvweave.core.whole import require_whole
 from kvweave.errors import LayoutError
+
+_MOST_TURNS = 2**20
 
 Entries = npt.NDArray[np.int64]
 
@@ -33,6 +37,8 @@ class TokenShare:
     interleave: int = 1
 
     def __post_init__(self) -> None:
+        sizes = {"count": self.count, "index": self.index, "interleave": self.interleave}
+        require_whole("token share", None, error=LayoutError, **sizes)
         if self.count < 1 or self.interleave < 1 or not 0 <= self.index < self.count:
             raise LayoutError(f"token share: index {self.index} of count {self.count}, interleave {self.interleave}")
 
@@ -61,30 +67,43 @@ class TokenShare:
         return block_entries if self.count == 1 else gcd(self.interleave, block_entries)
 
 
+def turns(shares: Collection[TokenShare]) -> tuple[Entries, Entries, int]:
+    """The entries until all these deals begin anew, cut where any of them changes hands, and how many these are.
+
+    Raises ``LayoutError`` where that takes longer than anybody's blocks would make it.
+    """
+    period = lcm(*(share.count * share.interleave for share in shares if share.count > 1))
+    steps = {share.interleave for share in shares if share.count > 1} or {1}
+    if period // min(steps) > _MOST_TURNS:
+        stated = ", ".join(sorted({f"{share.count} ranks with interleave {share.interleave}" for share in shares}))
+        raise LayoutError(
+            f"interleave: the deals of {stated} meet again after {period} entries only; "
+            "choose interleaves of which one divides the other"
+        )
+    return *segments(Interval(0, period), steps), period
+
+
 def shared_runs(one: TokenShare, other: TokenShare) -> tuple[tuple[Interval, ...], int]:
     """The entries that two shares have in common: runs inside one period, and the period.
 
     >>> shared_runs(TokenShare(4, 1), TokenShare(2, 1))
     ((Interval(start=1, stop=2),), 4)
     """
-    period = lcm(one.count * one.interleave, other.count * other.interleave)
-    if one.count == other.count == 1:
-        return (Interval(0, 1),), 1
-    entries = np.arange(period, dtype=np.int64)
-    common = np.flatnonzero(one.holds(entries) & other.holds(entries))
-    if not len(common):
-        return (), period
-    breaks = np.flatnonzero(np.diff(common) != 1) + 1
-    return tuple(Interval(int(run[0]), int(run[-1]) + 1) for run in np.split(common, breaks)), period
+    first, lengths, period = turns((one, other))
+    held = one.holds(first) & other.holds(first)
+    first, end = first[held], (first + lengths)[held]
+    alone = first[1:] != end[:-1]
+    starts, stops = first[np.append(True, alone)[: len(first)]], end[np.append(alone, True)[: len(first)]]
+    return tuple(Interval(int(start), int(stop)) for start, stop in zip(starts, stops, strict=True)), period
 
 
-def segments(wanted: Interval, steps: tuple[int, int]) -> tuple[Entries, Entries]:
-    """``wanted`` cut at every multiple of either step: first entries and lengths, in order.
+def segments(wanted: Interval, steps: Iterable[int]) -> tuple[Entries, Entries]:
+    """``wanted`` cut at every multiple of each step: first entries and lengths, in order.
 
     >>> [part.tolist() for part in segments(Interval(10, 40), (16, 24))]
     [[10, 16, 24, 32], [6, 8, 8, 8]]
     """
     cuts = [np.arange(wanted.start // step * step + step, wanted.stop, step, dtype=np.int64) for step in set(steps)]
-    inner = cuts[0] if len(cuts) == 1 else np.union1d(*cuts)
+    inner = cuts[0] if len(cuts) == 1 else np.unique(np.concatenate(cuts))
     edges = np.concatenate(([wanted.start], inner, [wanted.stop])).astype(np.int64)
     return edges[:-1], np.diff(edges)

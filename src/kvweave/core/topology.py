@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvweave.core.array import require_positive
 from kvweave.core.parallel import ParallelConfig, RankCoordinates
+from kvweave.core.whole import require_whole
 from kvweave.errors import ConfigurationError, LocalProtocolError
 
 
@@ -33,7 +33,7 @@ class RemoteEngine:
 
     def __post_init__(self) -> None:
         for name in ("tp_size", "block_size", "block_bytes", "pp_size", "dcp_size"):
-            require_positive("remote engine", name, getattr(self, name))
+            require_whole("remote engine", 1, **{name: getattr(self, name)})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,8 +63,8 @@ class TransferTopology:
     _remotes: dict[str, RemoteEngine] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "total_num_kv_heads"):
-            require_positive("topology", name, getattr(self, name))
+        require_whole("topology", 1, block_size=self.block_size, total_num_kv_heads=self.total_num_kv_heads)
+        require_whole("topology", None, tp_rank=self.tp_rank)
         self.parallel()
         if not 0 <= self.tp_rank < self.tp_size:
             raise ConfigurationError(

@@ -25,7 +25,7 @@ from kvweave.core.cache_config import MemoryKind
 from kvweave.core.interval import Interval
 from kvweave.core.layout import EngineLayout, Geometry, Place, RankLayout, Region, Shard
 from kvweave.core.model import CacheLayer, KVCacheGroup, ModelCache
-from kvweave.core.parallel import ParallelConfig
+from kvweave.core.parallel import MOST_RANKS, ParallelConfig
 from kvweave.core.spec import (
     ChunkedLocalAttentionSpec,
     CircularBufferSpec,
@@ -34,10 +34,10 @@ from kvweave.core.spec import (
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
+    StatedArraysSpec,
 )
 from kvweave.core.tokens import TokenShare
 from kvweave.errors import ConfigurationError, LayoutError, RemoteProtocolError
-from kvweave.protocol.messages import MOST_RANKS
 
 MOST_SHARE_PERIOD = 2**16
 """Entries after which dcp's deal of tokens repeats: bounds the work that a peer's numbers can cause."""
@@ -166,7 +166,7 @@ class _Writer:
         engine = _Engine(
             model.name, model.fingerprint, model.num_layers, _parallel(self._layout.parallel),
             tuple(self._groups.numbers),
-            tuple((type(spec).__name__, msgspec.to_builtins(spec)) for spec in self._specs.numbers), layers,
+            tuple((type(spec).__name__, _fields(spec)) for spec in self._specs.numbers), layers,
             tuple(_array(array) for array in self._arrays.numbers),
             tuple(_geometry(geometry) for geometry in self._geometries.numbers), placements, ranks,
         )  # fmt: skip
@@ -185,6 +185,13 @@ class _Writer:
             self._geometries.number(shard.geometry), shard.num_blocks, self._placements.number(shard.places),
             shard.scratch_blocks,
         )  # fmt: skip
+
+
+def _fields(spec: LayerSpec) -> dict[str, Any]:
+    if isinstance(spec, StatedArraysSpec):
+        return {"stated": [msgspec.to_builtins(_array(array)) for array in spec.stated]}
+    fields: dict[str, Any] = msgspec.to_builtins(spec)
+    return fields
 
 
 def _flat(names: _Pool[str], places: tuple[Place, ...]) -> tuple[int, ...]:
@@ -230,7 +237,7 @@ def _read_engine(wire: _Engine) -> EngineLayout:
             f"description: {len(wire.ranks)} ranks, but pp={parallel.pp}, pcp={parallel.pcp}, tp={parallel.tp} have "
             f"{parallel.ranks_per_engine}"
         )
-    specs = [msgspec.convert(fields, _SPECS[kind]) for kind, fields in wire.specs]
+    specs = [_read_spec(kind, fields) for kind, fields in wire.specs]
     layers: dict[str, list[CacheLayer]] = {}
     for layer in wire.layers:
         layers.setdefault(wire.groups[layer.group], []).append(CacheLayer(layer.name, layer.index, specs[layer.spec]))
@@ -278,6 +285,13 @@ def _places(wire: _Engine, numbers: tuple[int, ...]) -> tuple[Place, ...]:
         raise RemoteProtocolError(f"description: a placement of {len(numbers)} numbers; it has three per layer")
     triples = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
     return tuple(Place(wire.layers[layer].name, region, offset) for layer, region, offset in triples)
+
+
+def _read_spec(kind: str, fields: dict[str, Any]) -> LayerSpec:
+    if kind == StatedArraysSpec.__name__:
+        arrays = msgspec.convert(fields["stated"], tuple[_Array, ...])
+        return StatedArraysSpec(tuple(_read_array(array) for array in arrays))
+    return msgspec.convert(fields, _SPECS[kind])
 
 
 def _read_array(wire: _Array) -> CacheArray:

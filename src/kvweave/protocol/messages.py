@@ -22,7 +22,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-MOST_RANKS = 4096
+from kvweave.core.parallel import MOST_RANKS
+
 MOST_ID_LETTERS = 500
 MOST_TOKENS = 2**26
 MOST_BEATS = 1024

@@ -28,7 +28,7 @@ from kvweave.runtime.events import DecodeLink
 from kvweave.runtime.handle import Fetch
 from kvweave.runtime.links import Patient
 from kvweave.runtime.metrics import Metrics, Observer, Recorder
-from kvweave.runtime.naming import TransportFactory, engine_name, rank_names, require_workers
+from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_names, require_workers
 from kvweave.runtime.polling import PollingThread
 from kvweave.runtime.tables import checked_tables
 from kvweave.runtime.workers import DecodeWorker
@@ -58,7 +58,7 @@ class DecodeEngine:
         observer: Observer | None = None,
     ) -> None:
         self.layout = layout
-        self.engine_id = engine_id or engine_name("decode")
+        self.engine_id = checked_engine_id("decode", engine_id)
         self.peers = PeerList.parse(peers)
         self._recorder = Recorder(observer)
         self._numbers = itertools.count(secrets.randbits(48) + 1)

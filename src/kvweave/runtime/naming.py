@@ -15,6 +15,16 @@ TransportFactory = Callable[[str], Transport]
 """Makes one rank's transport, given a name that no other transport has: ``NixlTransport``, or a network's ``join``."""
 
 
+MOST_ENGINE_ID_BYTES = 200
+
+
+def checked_engine_id(role: str, engine_id: str | None) -> str:
+    """The given id, or a new one; raises ``LocalProtocolError`` for one that no message can carry."""
+    if engine_id is not None and not 0 < len(engine_id.encode()) <= MOST_ENGINE_ID_BYTES:
+        raise LocalProtocolError(f"engine_id: {engine_id[:40]!r} must have 1 to {MOST_ENGINE_ID_BYTES} bytes")
+    return engine_name(role) if engine_id is None else engine_id
+
+
 def engine_name(role: str) -> str:
     """A new engine id, readable in a log."""
     return f"{role}-{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -25,7 +25,7 @@ from kvweave.runtime.control import ControlServer
 from kvweave.runtime.events import PrefillLink
 from kvweave.runtime.links import Patient
 from kvweave.runtime.metrics import Metrics, Observer, Recorder
-from kvweave.runtime.naming import TransportFactory, engine_name, rank_names, require_workers
+from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_names, require_workers
 from kvweave.runtime.polling import PollingThread
 from kvweave.runtime.prefill_coordinator import Offer, PrefillCoordinator, Released, Withdraw
 from kvweave.runtime.tables import checked_tables
@@ -61,7 +61,7 @@ class PrefillEngine:
     ) -> None:
         checked_lease(lease_seconds)
         self.layout = layout
-        self.engine_id = engine_id or engine_name("prefill")
+        self.engine_id = checked_engine_id("prefill", engine_id)
         self._recorder = Recorder(observer)
         self._generations = itertools.count(secrets.randbits(48))
         with ExitStack() as stack:

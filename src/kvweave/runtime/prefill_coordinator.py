@@ -24,7 +24,7 @@ from kvweave.runtime.events import PrefillLink
 from kvweave.runtime.metrics import Recorder
 from kvweave.runtime.polling import Activity
 
-GREETED_SECONDS = 20.0
+GREETED_SECONDS = 5.0
 """How long after a handshake the thread stays awake for the connections that follow."""
 
 logger = logging.getLogger("kvweave")

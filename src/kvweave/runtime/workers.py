@@ -56,12 +56,21 @@ class PrefillWorker:
         self._transport.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Memories:
+    """Which kind of memory each region of a rank is, numbered."""
+
+    kinds: tuple[tuple[str, int], ...]
+    numbers: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
 @dataclass(slots=True)
 class _Peer:
     attempt: int
     plan: TransferPlan
     agents: dict[RankCoordinates, str]
     connecting: list[ReadHandle]
+    memories: dict[RankCoordinates, _Memories]
 
 
 @dataclass(slots=True)
@@ -84,6 +93,7 @@ class DecodeWorker:
         self._rank = rank
         self._layout = layout
         self._own = layout.ranks[rank]
+        self._memories = _memories(self._own)
         self._transport = transport
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
@@ -138,7 +148,8 @@ class DecodeWorker:
             self._report(command.address, command.attempt, str(error))
         else:
             agents = {source: handle.peer for source, handle in handles.items()}
-            self._peers[command.address] = _Peer(command.attempt, plan, agents, list(handles.values()))
+            memories = {source: _memories(command.layout.at(source)) for source in handles}
+            self._peers[command.address] = _Peer(command.attempt, plan, agents, list(handles.values()), memories)
             if not handles:
                 self._events.append(Connected(command.address, command.attempt, self._rank))
 
@@ -178,7 +189,7 @@ class DecodeWorker:
                 command.salt,
             )  # fmt: skip
             for source, rows in descriptors.items():
-                for part in self._parts(peer.plan, source, rows):
+                for part in _parts(peer.memories[source], self._memories, rows):
                     reads.handles.append(self._transport.read(peer.agents[source], part))
         except BlockTableError as error:
             self._fail(command.fetch, FailureReason.BLOCK_TABLES, str(error))
@@ -186,17 +197,6 @@ class DecodeWorker:
             self._fail(command.fetch, FailureReason.READ_FAILED, str(error))
         else:
             reads.statistics = _statistics(descriptors, self._clock() - reads.started_at)
-
-    def _parts(self, plan: TransferPlan, source: RankCoordinates, rows: Rows) -> Iterator[ReadRows]:
-        """The rows of one source, apart by memory kind and device of both ends."""
-        here, there = _memories(self._own), _memories(plan.prefill.at(source))
-        kinds = there.numbers[rows.source_region] * len(here.kinds) + here.numbers[rows.target_region]
-        for kind in np.unique(kinds).tolist():
-            chosen = slice(None) if len(there.kinds) == len(here.kinds) == 1 else kinds == kind
-            yield ReadRows(
-                rows.source_address[chosen], rows.target_address[chosen], rows.nbytes[chosen],
-                *there.kinds[kind // len(here.kinds)], *here.kinds[kind % len(here.kinds)],
-            )  # fmt: skip
 
     def _look_at_reads(self, fetch: int, reads: _Reads) -> None:
         for handle in reads.handles:
@@ -219,18 +219,21 @@ class DecodeWorker:
         self._events.append(ReadFailed(fetch, self._rank, reason, text, error))
 
 
-@dataclass(frozen=True, slots=True)
-class _Memories:
-    """Which kind of memory each region of a rank is, numbered."""
-
-    kinds: tuple[tuple[str, int], ...]
-    numbers: np.ndarray[tuple[int], np.dtype[np.int64]]
-
-
 def _memories(rank: RankLayout) -> _Memories:
     places = [(region.memory.value, region.device) for region in rank.regions]
     kinds = tuple(dict.fromkeys(places))
     return _Memories(kinds, np.array([kinds.index(place) for place in places], dtype=np.int64))
+
+
+def _parts(there: _Memories, here: _Memories, rows: Rows) -> Iterator[ReadRows]:
+    """The rows of one source, apart by memory kind and device of both ends."""
+    kinds = there.numbers[rows.source_region] * len(here.kinds) + here.numbers[rows.target_region]
+    for kind in np.unique(kinds).tolist():
+        chosen = slice(None) if len(there.kinds) == len(here.kinds) == 1 else kinds == kind
+        yield ReadRows(
+            rows.source_address[chosen], rows.target_address[chosen], rows.nbytes[chosen],
+            *there.kinds[kind // len(here.kinds)], *here.kinds[kind % len(here.kinds)],
+        )  # fmt: skip
 
 
 def _statistics(descriptors: RequestDescriptors, post_seconds: float) -> ReadStatistics:

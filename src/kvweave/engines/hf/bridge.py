@@ -25,6 +25,7 @@ from kvweave.engines.hf.attention import AttentionBridge, IndexerBridge, LatentB
 from kvweave.engines.hf.captured import CapturedArray, CapturedCache
 from kvweave.engines.hf.compressed import CompressedBridge, OpenGroupBridge
 from kvweave.engines.hf.state import StateBridge
+from kvweave.errors import LocalProtocolError
 
 
 class Bridge(Protocol):
@@ -57,6 +58,11 @@ def bridge_for(layer: CacheLayer, config: Any) -> Bridge:
             return OpenGroupBridge(name, owners[-2], layer.spec)
         case MambaSpec():
             return StateBridge(name, layer.spec)
+        case _:
+            raise LocalProtocolError(
+                f"{name}: {type(layer.spec).__name__} is stated by an engine of its own; "
+                "give the model's specs as kvweave.models reads them"
+            )
 
 
 def reach_of(spec: LayerSpec) -> Reach:

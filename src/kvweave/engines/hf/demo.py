@@ -75,12 +75,12 @@ class Demonstration:
 
 
 class Stage:
-    """Two engine processes that stay up while models and shapes change."""
+    """Two engine processes that stay up while models and shapes change; ``start`` makes each from its name."""
 
-    def __init__(self, tell: Tell = lambda _: None) -> None:
+    def __init__(self, tell: Tell = lambda _: None, start: Callable[[str], EngineProcess] = EngineProcess) -> None:
         self._tell = tell
-        self._prefill = EngineProcess("prefill")
-        self._decode = EngineProcess("decode")
+        self._prefill = start("prefill")
+        self._decode = start("decode")
         self._loaded = ""
 
     def run(

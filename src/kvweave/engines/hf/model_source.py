@@ -41,7 +41,8 @@ def model_folder(what: str, tell: Callable[[str], None] = lambda _: None) -> Pat
     folder = Path(what)
     if not (folder / "config.json").is_file():
         raise ConfigurationError(
-            f"model: {what!r} is neither {SMOLLM2!r}, nor tiny:FAMILY, nor a folder with config.json; name one of these"
+            f"model: {what!r} is neither {SMOLLM2!r}, nor tiny:FAMILY, nor a folder with config.json and weights; name "
+            "one of these (a preset has no weights: it can be planned, not run)"
         )
     return folder
 

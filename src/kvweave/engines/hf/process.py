@@ -21,6 +21,7 @@ from kvweave.errors import ConfigurationError, KVWeaveError, LocalProtocolError
 
 _ANSWER_SECONDS = 600.0
 _CLOSE_SECONDS = 20.0
+_PATIENCE_SECONDS = 10.0
 
 
 class EngineProcessError(KVWeaveError):
@@ -86,9 +87,9 @@ class EngineProcess:
         """The same model's tokens in one engine."""
         return list(self._ask("reference", list(tokens), max_new_tokens))
 
-    def blocks_in_use(self) -> int:
-        """Blocks of the open engine that are not free."""
-        return int(self._ask("blocks_in_use"))
+    def blocks_in_use(self, patience_seconds: float = _PATIENCE_SECONDS) -> int:
+        """Blocks of the open engine that are not free; waits that long for each offer that is about to be released."""
+        return int(self._ask("blocks_in_use", patience_seconds))
 
     def close(self) -> None:
         """Ends the engine and the process, by force when it does not end by itself."""
@@ -182,8 +183,8 @@ class _Host:
     def reference(self, tokens: list[int], max_new_tokens: int) -> list[int]:
         return list(self._runner.reference(tokens, max_new_tokens, self._stop_tokens()))
 
-    def blocks_in_use(self) -> int:
-        return int(self._opened().blocks_in_use())
+    def blocks_in_use(self, patience_seconds: float) -> int:
+        return int(self._opened().blocks_in_use(patience_seconds))
 
     def close(self) -> None:
         if self._engine is not None:

@@ -61,6 +61,11 @@ PAIRS = (
         EngineShape(ParallelConfig(tp=2), CacheConfig(24)),
     ),
     _pair(
+        "tp 3 > 1, block 16 > 64, NHD > HND",
+        EngineShape(ParallelConfig(tp=3), CacheConfig(16, "NHD")),
+        EngineShape(ParallelConfig(tp=1), CacheConfig(64, "HND")),
+    ),
+    _pair(
         "tp 2, pp 2 > tp 1, block 64 > 16, kernel blocks, BLNHC > BHLNC",
         EngineShape(ParallelConfig(tp=2, pp=2), CacheConfig(64, "BLNHC", kernel_block_size=16, page_padding=128)),
         EngineShape(ParallelConfig(tp=1), CacheConfig(16, "BHLNC")),

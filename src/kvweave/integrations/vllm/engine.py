@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from kvweave.core.array import CacheArray
 from kvweave.core.interval import Interval
 from kvweave.core.layout import EngineLayout
 from kvweave.core.model import CacheLayer, KVCacheGroup, ModelCache
 from kvweave.core.parallel import ParallelConfig, RankCoordinates
+from kvweave.core.spec import StatedArraysSpec
 from kvweave.errors import ConfigurationError, LayoutError
 from kvweave.integrations.vllm.layer_facts import conv_order, read_facts
 from kvweave.integrations.vllm.layout import RankDescription, Worker, group_name
@@ -74,8 +76,26 @@ def join_ranks(descriptions: Iterable[RankDescription], name: str, fingerprint: 
             )
     stages = _stages(ranks)
     parallel = replace(ranks[0].parallel, stage_layers=tuple(len(stage) for stage in stages))
-    model = ModelCache(name, stages[-1].stop, _groups(ranks), fingerprint)
+    model = ModelCache(name, stages[-1].stop, _stated(_groups(ranks), ranks), fingerprint)
     return EngineLayout(model, parallel, tuple(description.rank for description in ranks))
+
+
+def _stated(groups: tuple[KVCacheGroup, ...], ranks: list[RankDescription]) -> tuple[KVCacheGroup, ...]:
+    """The layers with the arrays that the workers hold, in the pieces in which vLLM's kernels keep them."""
+    held: dict[str, dict[str, CacheArray]] = defaultdict(dict)
+    for description in ranks:
+        for shard in description.rank.shards:
+            for layer in shard.layers:
+                held[layer].setdefault(shard.array.part, shard.array)
+    return tuple(
+        replace(
+            group,
+            layers=tuple(
+                replace(layer, spec=StatedArraysSpec(tuple(held[layer.name].values()))) for layer in group.layers
+            ),
+        )
+        for group in groups
+    )
 
 
 def _stages(ranks: list[RankDescription]) -> list[Interval]:

@@ -1,0 +1,56 @@
+"""Reads that move as one: of the same layers, from one source, at equal distances in every layer and on both sides.
+
+K and V of one row are two reads, a conv state is three; their bytes lie beside each other. Merged inside one entry,
+before an entry stands for many tokens and many layers, they cost what one read costs::
+
+    k   layer 0 at 4096, layer 1 at 69632        v   layer 0 at 4352, layer 1 at 69888        256 bytes apart in both
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvweave.core.read import Read, ReadEnd
+from kvweave.core.replicas import Salt, choose
+from kvweave.core.runs import Runs, joined
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """``runs`` are those of one entry of all its reads, from the addresses of the first one, ``read``."""
+
+    read: Read
+    source: ReadEnd
+    runs: Runs
+
+    @property
+    def entries_join(self) -> bool:
+        """Whether an entry continues in the next one of its block, on both sides."""
+        return self.runs.joins(self.source.geometry, self.read.target.geometry)
+
+
+def bundle_reads(reads: Iterable[Read], salt: Salt) -> Iterator[Bundle]:
+    """The reads of one target rank in bundles, each from the source that serves a request of that salt."""
+    alike: dict[object, list[tuple[Read, ReadEnd]]] = defaultdict(list)
+    for read in reads:
+        source = choose(read, salt)
+        ends = (source.placement, source.spacing, read.target.placement, read.target.spacing)
+        alike[source.coordinates, read.layers, read.array.tokens, ends].append((read, source))
+    for members in alike.values():
+        read, source = members[0]
+        yield Bundle(read, source, joined([_runs_from(read, source, *member) for member in members]))
+
+
+def _runs_from(read: Read, source: ReadEnd, other: Read, other_source: ReadEnd) -> Runs:
+    """One entry's runs of ``other``, from the addresses of ``read``."""
+    return other.runs(other_source).moved(
+        _distance(source.addresses, other_source.addresses), _distance(read.target.addresses, other.target.addresses)
+    )
+
+
+def _distance(addresses: np.ndarray, others: np.ndarray) -> int:
+    return int(others[0]) - int(addresses[0])
