@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.e2e.vllm.check import check_pair
 from tests.e2e.vllm.models import MODELS, served_model
-from tests.e2e.vllm.prompts import sweep_prompts
+from tests.e2e.vllm.prompts import edge_lengths, prompt_of, sweep_prompts
 from tests.e2e.vllm.proxy import metrics
 from tests.e2e.vllm.servers import Deployment, deploy, kvweave, running
 
@@ -20,7 +20,11 @@ def main() -> int:
     parser.add_argument("--prefill", default="tp=1")
     parser.add_argument("--decode", default="tp=1")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "kvweave-e2e")
+    parser.add_argument("--edges", type=int, default=0, help="prompts where a window of so many tokens meets a block")
     options = parser.parse_args()
+    prompts = sweep_prompts()
+    if options.edges:
+        prompts = [prompt_of(length) for length in edge_lengths(options.edges, (32, 128), 700)]
     folder = served_model(options.model, options.folder / "models")
     pair: list[Deployment] = [
         deploy("prefill", options.model, folder, options.prefill, kvweave("kv_producer")),
@@ -28,7 +32,7 @@ def main() -> int:
     ]
     logs = options.folder / f"{options.model} {options.prefill} {options.decode}"
     with running(pair, logs) as (prefill, decode):
-        reports = check_pair(prefill.url, decode.url, sweep_prompts())
+        reports = check_pair(prefill.url, decode.url, prompts)
         for server in (prefill, decode):
             counted = {name: value for name, value in metrics(server.url).items() if _shown(name) and value}
             print(server.deployment.name, counted)

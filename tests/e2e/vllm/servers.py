@@ -67,13 +67,15 @@ def deploy(
     connector: Mapping[str, Any] | None = None,
     arguments: Sequence[str] = (),
 ) -> Deployment:
-    """A deployment of one of ``models.MODELS`` in a shape such as ``tp=2,pp=1,block=64,cache=off``."""
+    """A deployment of one of ``models.MODELS`` in a shape such as ``tp=2,pp=1,dp=1,block=64,cache=off``."""
     chosen = MODELS[model]
     stated = dict(part.split("=") for part in shape.split(","))
     block = stated.get("block")
+    replicas = ("--data-parallel-size", stated["dp"]) if "dp" in stated else ()
+    caching = chosen.prefix_caching and stated.get("cache") != "off"
     return Deployment(
         name, folder, int(stated.get("tp", 1)), int(stated.get("pp", 1)), int(block) if block else None, connector,
-        chosen.dtype, chosen.prefix_caching and stated.get("cache") != "off", (*chosen.arguments, *arguments),
+        chosen.dtype, caching, (*chosen.arguments, *arguments, *replicas),
     )  # fmt: skip
 
 
