@@ -181,3 +181,26 @@ def test_closing_ends_the_transport(joined: Joined) -> None:
     for worker in joined.prefill:
         worker.close()
     assert joined.network._transports == {}
+
+
+def test_fenced_reads_begin_when_their_memory_is_ready(joined: Joined) -> None:
+    joined.post(fenced=True)
+    assert joined.rounds() == []
+    assert not joined.decode.busy
+    joined.decode.allow(7)
+    assert [type(event) for event in joined.rounds()] == [ReadsEnded]
+
+
+def test_memory_that_is_ready_first_holds_nothing_up(joined: Joined) -> None:
+    joined.decode.allow(7)
+    joined.post(fenced=True)
+    assert [type(event) for event in joined.rounds()] == [ReadsEnded]
+
+
+def test_fenced_reads_that_are_cancelled_end_without_a_byte(joined: Joined) -> None:
+    joined.post(fenced=True)
+    joined.decode.submit(CancelReads(7))
+    (ended,) = joined.rounds()
+    assert ended.statistics.bytes_from == {}
+    joined.decode.allow(7)
+    assert joined.rounds() == []

@@ -139,7 +139,10 @@ class ForgetPeer:
 
 @dataclass(frozen=True, slots=True)
 class PostReads:
-    """Every rank computes its rows and posts its reads, now. Tables give logical block ids per group."""
+    """Every rank computes its rows and posts its reads, now. Tables give logical block ids per group.
+
+    ``fenced`` reads begin only when the rank's own engine says that their target memory may be written.
+    """
 
     fetch: int
     address: str
@@ -148,6 +151,7 @@ class PostReads:
     start_token: int
     num_tokens: int
     salt: int
+    fenced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

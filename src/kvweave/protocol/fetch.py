@@ -249,7 +249,7 @@ class FetchBook:
         self._set_timer(fetch, fetch.renewals)
         post = PostReads(
             fetch.number, address, message.tables, fetch.order.tables, fetch.order.start_token, message.num_tokens,
-            self._salt(address),
+            self._salt(address), fetch.order.fenced,
         )  # fmt: skip
         return (post, self._renew_message(fetch, fetch.renewals.sequence))
 

@@ -12,12 +12,16 @@ from kvweave.protocol.states import FETCH, FetchEvent, FetchState
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a fetch wants: an offer at an address, and where its tokens from ``start_token`` on go (ids per group)."""
+    """What a fetch wants: an offer at an address, and where its tokens from ``start_token`` on go (ids per group).
+
+    ``fenced``: see ``PostReads``.
+    """
 
     address: str
     reference: OfferReference
     tables: Mapping[str, tuple[int, ...]]
     start_token: int = 0
+    fenced: bool = False
 
 
 @dataclass(slots=True)

@@ -121,9 +121,17 @@ class DecodeEngine:
         return fetch
 
     def begin(
-        self, fetch: Fetch, reference: OfferReference | dict[str, Any], blocks: BlockTables, start_token: int = 0
+        self,
+        fetch: Fetch,
+        reference: OfferReference | dict[str, Any],
+        blocks: BlockTables,
+        start_token: int = 0,
+        fenced: bool = False,
     ) -> None:
-        """Begins the fetch of a held offer; see ``fetch``."""
+        """Begins the fetch of a held offer; see ``fetch``.
+
+        ``fenced`` reads wait in each rank's process for ``RankService.allow``, where the target must be prepared first.
+        """
         checked = self._checked(reference)
         tables = checked_tables("target", self.layout, blocks)
         if not 0 <= start_token <= checked.num_tokens:
@@ -132,7 +140,7 @@ class DecodeEngine:
                 "start inside the offer"
             )
         fetch.begin()
-        self._submit(Begin(fetch, Order(checked.address, checked, tables, start_token)))
+        self._submit(Begin(fetch, Order(checked.address, checked, tables, start_token, fenced)))
 
     def metrics(self) -> Metrics:
         """What was done so far."""

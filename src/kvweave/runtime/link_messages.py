@@ -81,6 +81,7 @@ class _Post(_Wire, frozen=True, tag="post"):
     start_token: int
     num_tokens: int
     salt: int
+    fenced: bool
 
 
 class _Cancel(_Wire, frozen=True, tag="cancel"):
@@ -208,7 +209,7 @@ def _command_wire(command: LinkCommand) -> _Wire:
         case PostReads():
             return _Post(
                 command.fetch, command.address, _tables(command.source_tables), _tables(command.target_tables),
-                command.start_token, command.num_tokens, command.salt,
+                command.start_token, command.num_tokens, command.salt, command.fenced,
             )  # fmt: skip
         case CancelReads(fetch):
             return _Cancel(fetch)

@@ -6,7 +6,8 @@ layout of all ranks and therefore comes later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvweave.core.layout import RankLayout
@@ -34,7 +35,13 @@ class RankService:
         self.agent_data = worker.agent_data
         channels = {role: WorkerChannel() for role in roles}
         self.endpoints: dict[str, Endpoint] = {role: channel.endpoint for role, channel in channels.items()}
-        self._thread = PollingThread(name, _Rank(worker, transport, tuple(channels.values()), clock))
+        self._rank = _Rank(worker, transport, tuple(channels.values()), clock)
+        self._thread = PollingThread(name, self._rank)
+
+    def allow(self, fetch: int, ready: Callable[[], bool] = lambda: True) -> None:
+        """The target memory of a fenced fetch may be written once ``ready`` says so, which the thread asks often."""
+        self._rank.fences.append((fetch, ready))
+        self._thread.wake()
 
     @property
     def alive(self) -> bool:
@@ -56,6 +63,7 @@ class _Rank:
         self._transport = transport
         self._channels = channels
         self._clock = clock
+        self.fences: deque[tuple[int, Callable[[], bool]]] = deque()
         self._attended: set[WorkerChannel] = set()
         self._reader: tuple[WorkerChannel, DecodeWorker] | None = None
 
@@ -66,11 +74,12 @@ class _Rank:
         self._worker.poll()
         if self._reader is not None:
             channel, reader = self._reader
+            self._open_fences(reader)
             for event in reader.poll():
                 channel.send(encode_event(event))
             if reader.busy:
                 return Activity.READING
-        return Activity.SERVING if self._attended else Activity.IDLE
+        return Activity.SERVING if self._attended or self.fences else Activity.IDLE
 
     def sockets(self) -> Sequence[Any]:
         return [channel.socket for channel in self._channels]
@@ -84,6 +93,13 @@ class _Rank:
         finally:
             for channel in self._channels:
                 channel.close()
+
+    def _open_fences(self, reader: DecodeWorker) -> None:
+        for fetch, ready in [self.fences.popleft() for _ in range(len(self.fences))]:
+            if ready():
+                reader.allow(fetch)
+            else:
+                self.fences.append((fetch, ready))
 
     def _carry_out(self, channel: WorkerChannel, command: LinkCommand) -> None:
         match command:

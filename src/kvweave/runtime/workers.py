@@ -31,6 +31,9 @@ from kvweave.runtime.events import (
 from kvweave.transport.base import ReadHandle, ReadState, Transport
 from kvweave.transport.rows import ReadRows
 
+_MOST_ALLOWED = 4096
+"""Fetches that may be allowed before their reads come; some never come."""
+
 
 class PrefillWorker:
     """One prefill rank: its memory is registered from the beginning."""
@@ -98,6 +101,8 @@ class DecodeWorker:
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
         self._reads: dict[int, _Reads] = {}
+        self._fenced: dict[int, PostReads] = {}
+        self._allowed: dict[int, None] = {}
         self._events: list[WorkerEvent] = []
         if not registered:
             transport.register(self._own.regions)
@@ -114,11 +119,22 @@ class DecodeWorker:
                 self._connect(command)
             case DropPeer():
                 self._drop(command.address)
+            case PostReads(fetch=fetch, fenced=True) if fetch not in self._allowed:
+                self._fenced[fetch] = command
             case PostReads():
                 self._post(command)
-            case CancelReads():
-                for handle in self._reads[command.fetch].handles if command.fetch in self._reads else ():
-                    self._transport.cancel(handle)
+            case CancelReads(fetch):
+                self._cancel(fetch)
+
+    def allow(self, fetch: int) -> None:
+        """The target memory of a fenced fetch may be written, now or when its reads come."""
+        fenced = self._fenced.pop(fetch, None)
+        if fenced is not None:
+            self._post(fenced)
+            return
+        self._allowed[fetch] = None
+        while len(self._allowed) > _MOST_ALLOWED:
+            del self._allowed[next(iter(self._allowed))]
 
     def poll(self) -> list[WorkerEvent]:
         """Moves bytes, and tells what has ended since."""
@@ -177,7 +193,15 @@ class DecodeWorker:
         for agent in peer.agents.values() if peer else ():
             self._transport.disconnect(agent)
 
+    def _cancel(self, fetch: int) -> None:
+        """Ends the reads of a fetch; those that never began have ended."""
+        if self._fenced.pop(fetch, None) is not None:
+            self._reads[fetch] = _Reads(self._clock())
+        for handle in self._reads[fetch].handles if fetch in self._reads else ():
+            self._transport.cancel(handle)
+
     def _post(self, command: PostReads) -> None:
+        self._allowed.pop(command.fetch, None)
         reads = self._reads[command.fetch] = _Reads(self._clock())
         peer = self._peers.get(command.address)
         if peer is None:

@@ -20,12 +20,14 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kvweave.integrations.vllm.metadata import Finished, RankHandshake
 from kvweave.integrations.vllm.stats import KVWeaveStats
+from kvweave.integrations.vllm.whole_model import WholeModel
 from kvweave.runtime.rank_service import RankService
 from kvweave.transport.faults import Fault, FaultSource, no_faults, scripted_faults
 from kvweave.transport.memory import MemoryNetwork
@@ -118,6 +120,10 @@ class Instance:
             finished_sending=set(finished.released), finished_recving=set(finished.loaded),
             failed_recving=set(finished.failed),
         )  # fmt: skip
+        self._zero(output.new_block_ids_to_zero or ())
+        for service in self.services:
+            for fetch in finished.zeroed:
+                service.allow(fetch)
         ids = list(output.num_scheduled_tokens)
         for name in ids:
             self._compute(name, output.num_scheduled_tokens[name])
@@ -185,6 +191,13 @@ class Instance:
                 self.stats.aggregate(KVWeaveStats(ours))
             self.prefilled |= {out.request_id: out.prefill_stats for out in outputs.outputs if out.prefill_stats}
 
+    def _zero(self, block_ids: Sequence[int]) -> None:
+        """As vLLM's ``_zero_block_ids``: these blocks of every layer with full attention."""
+        for group in self.engine.configs[0].kv_cache_groups:
+            for name in group.layer_names if isinstance(group.kv_cache_spec, FullAttentionSpec) else ():
+                for tensors in self.engine.tensors:
+                    tensors[name][list(block_ids)] = 0
+
     def _compute(self, name: str, num_tokens: int) -> None:
         stop = self.scheduler.requests[name].num_computed_tokens
         self.engine.write(self.blocks_of(name), np.arange(stop - num_tokens, stop), LABELLED_TOKENS)
@@ -239,10 +252,10 @@ class Two:
 @contextmanager
 def two_instances(
     folder: Path, model: Mapping[str, Layer] = FULL, prefill: Side | None = None, decode: Side | None = None,
-    prefill_options: Mapping[str, Any] | None = None, **decode_options: Any,
+    prefill_options: Mapping[str, Any] | None = None, whole: WholeModel | None = None, **decode_options: Any,
 ) -> Iterator[Two]:  # fmt: skip
     """Both instances, closed on leaving."""
-    network, whole = MemoryNetwork(), whole_of(dict(model))
+    network, whole = MemoryNetwork(), whole or whole_of(dict(model))
     with ExitStack() as stack:
         made = []
         sides = ("kv_producer", prefill or Side(2), prefill_options), ("kv_consumer", decode or Side(1), decode_options)

@@ -110,6 +110,11 @@ class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """See vLLM."""
         return self._in_worker.handshake
 
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """See vLLM; it has zeroed this step's blocks by now, and computes after it."""
+        super().bind_connector_metadata(connector_metadata)
+        self._in_worker.prepare(connector_metadata)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """See vLLM; nothing is loaded here, our own thread does that."""
         metadata = self._get_connector_metadata()

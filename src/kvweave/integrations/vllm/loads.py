@@ -50,6 +50,14 @@ class _Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """A fetch that has begun, and how many tokens its request will have then."""
+
+    number: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """Loads that have ended, by request: ``failed`` ones, and blocks of others that must never be a cached prefix."""
 
@@ -104,30 +112,31 @@ class Loads:
         load.missing = missing if missing >= max(self._recompute_threshold, 1) else 0
         return load.missing
 
-    def allocate(self, request: Any, block_ids: Any, num_loaded: int) -> None:
+    def allocate(self, request: Any, block_ids: Any, num_loaded: int, fenced: bool = False) -> Begun | None:
         """Begins the fetch into a request's blocks; with nothing to load, gives the offer back unread."""
         self._followers.pop(request.request_id, None)
         load = self._loads.get(request.request_id)
         if load is None:
-            return
+            return None
         mark_taken(request)
         if not num_loaded:
             self._close(request.request_id)
-            return
+            return None
         load.begun = True
         num_tokens = load.reference.num_tokens
         try:
             if num_loaded != load.missing:
                 raise LocalProtocolError(f"vLLM wants {num_loaded} tokens, {load.missing} were promised")
             tables = self._block_ids.tables(block_ids, num_tokens)
-            self._engine.begin(load.fetch, load.reference, tables, num_tokens - num_loaded)
+            self._engine.begin(load.fetch, load.reference, tables, num_tokens - num_loaded, fenced)
         except KVWeaveError as error:
             self._stats.count("failed", "not_begun")
             _warn(request.request_id, "not_begun", error)
             load.fetch.abort()
             self._ended.append((request.request_id, None))
-            return
+            return None
         load.fetch.add_done_callback(lambda fetch: self._hear(request.request_id, fetch))
+        return Begun(load.fetch.number, num_tokens)
 
     def finish(self, request: Any) -> None:
         """The request ends, whatever stage it is in; one that is loading is reported once its blocks are free."""

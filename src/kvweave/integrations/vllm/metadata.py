@@ -25,8 +25,10 @@ class Finished(KVConnectorMetadata):  # type: ignore[misc]
     """Requests that every worker reports as finished in this step, each once.
 
     ``released`` were offered and are read; ``loaded`` were fetched, of which ``failed`` must be computed after all.
+    ``zeroed`` are numbers of fetches whose target blocks vLLM zeroes in this step, before anything is read into them.
     """
 
     released: frozenset[str] = frozenset()
     loaded: frozenset[str] = frozenset()
     failed: frozenset[str] = frozenset()
+    zeroed: frozenset[int] = frozenset()

@@ -20,6 +20,7 @@ from kvweave.integrations.vllm.offers import Offers, kept_back
 from kvweave.integrations.vllm.prefix_cache import keep_unpublished
 from kvweave.integrations.vllm.settings import DECODE, PREFILL, Settings
 from kvweave.integrations.vllm.stats import KVWeaveStats, TransferStats
+from kvweave.integrations.vllm.zeroing import zero_unwritten
 from kvweave.runtime import DecodeEngine, PrefillEngine
 from kvweave.runtime.links import RankLink
 from kvweave.runtime.naming import engine_name
@@ -36,6 +37,8 @@ class SchedulerRole:
         self._groups = range(len(kv_cache_config.kv_cache_groups))
         self._block_ids = BlockIds.of(kv_cache_config)
         self._kept_back = kept_back(vllm_config, kv_cache_config)
+        self._zeroing = bool(kv_cache_config.needs_kv_cache_zeroing)
+        self._zeroed: set[int] = set()
         self._stats = TransferStats()
         self._engines: list[PrefillEngine | DecodeEngine] = []
         self._offers: Offers | None = None
@@ -75,8 +78,13 @@ class SchedulerRole:
 
     def allocate(self, request: Any, block_ids: Sequence[Sequence[int]], num_loaded: int) -> None:
         """A request has blocks; ``num_loaded`` tokens go into the last of them."""
-        if self._loads is not None:
-            self._loads.allocate(request, block_ids, num_loaded)
+        if self._loads is None:
+            return
+        fenced = self._zeroing and num_loaded > 0
+        fetch = self._loads.allocate(request, block_ids, num_loaded, fenced)
+        if fenced and fetch is not None:
+            zero_unwritten(self.kv_cache_manager, request.request_id, fetch.num_tokens, num_loaded)
+            self._zeroed.add(fetch.number)
 
     def finish(self, request: Any, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
         """A request has ended; the answer to one that asked for an offer (see ``params.is_offered``)."""
@@ -87,12 +95,13 @@ class SchedulerRole:
     def take_finished(self) -> Finished:
         """What the workers are to report in this step."""
         released = frozenset() if self._offers is None else frozenset(self._offers.take_released())
+        zeroed, self._zeroed = frozenset(self._zeroed), set()
         if self._loads is None:
             return Finished(released)
         ended = self._loads.take_ended()
         for request_id, incomplete in ended.incomplete.items():
             self._keep_unpublished(request_id, incomplete)
-        return Finished(released, ended.loaded, ended.failed)
+        return Finished(released, ended.loaded, ended.failed, zeroed)
 
     def take_stats(self) -> KVWeaveStats | None:
         """What happened since the last call."""

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.utils.torch_utils import current_stream
 
+from kvweave.core.cache_config import MemoryKind
 from kvweave.integrations.vllm.engine import read_worker
 from kvweave.integrations.vllm.layout import describe_rank
 from kvweave.integrations.vllm.metadata import Finished, RankHandshake
@@ -29,6 +31,7 @@ class WorkerRole:
         self._settings = settings
         self._transport = transport
         self._service: RankService | None = None
+        self._on_host = True
         self._results = KVConnectorTransferResults()
         self.handshake: RankHandshake | None = None
 
@@ -39,7 +42,16 @@ class WorkerRole:
         name = transport_name(self._settings, str(worker.coordinates))
         service = RankService(name, description.rank, self._transport(name), self._settings.roles)
         self._service = service
+        self._on_host = all(region.memory is MemoryKind.DRAM for region in description.rank.regions)
         self.handshake = RankHandshake(description, service.agent_data, service.endpoints)
+
+    def prepare(self, finished: Finished) -> None:
+        """Lets fetches begin whose target blocks vLLM zeroes in this step: on a device once its stream is that far."""
+        if self._service is None or not finished.zeroed:
+            return
+        ready = _always if self._on_host else current_stream().record_event().query
+        for fetch in finished.zeroed:
+            self._service.allow(fetch, ready)
 
     def note(self, finished: Finished) -> None:
         """Takes what the scheduler role says of this step."""
@@ -56,6 +68,10 @@ class WorkerRole:
         """Ends all reads and the transport."""
         if self._service is not None:
             self._service.close()
+
+
+def _always() -> bool:
+    return True
 
 
 def transport_name(settings: Settings, rank: str) -> str:
