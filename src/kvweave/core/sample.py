@@ -48,12 +48,12 @@ def sample_tables(layout: EngineLayout, num_tokens: int, random: np.random.Gener
     for groups in set(shared_pools(layout).values()):
         members = {group: shards[group] for group in sorted(groups)}
         pool = min(shard.num_blocks for alike in members.values() for shard in alike)
-        lengths = [max(_table_length(shard, num_tokens) for shard in alike) for alike in members.values()]
+        lengths = [max(table_length(shard, num_tokens) for shard in alike) for alike in members.values()]
         total = min(sum(lengths), pool)
         blocks = np.arange(total) if random is None else random.choice(pool, total, replace=False)
         parts = np.split(blocks.astype(np.int64), np.cumsum(lengths)[:-1])
         for (group, alike), table in zip(members.items(), parts, strict=True):
-            table[: min(_let_go(shard, num_tokens) for shard in alike)] = NULL_BLOCK
+            table[: min(blocks_let_go(shard, num_tokens) for shard in alike)] = NULL_BLOCK
             tables[group] = table
     return tables
 
@@ -90,14 +90,15 @@ def _overlapping(rank: RankLayout) -> Iterator[tuple[str, str]]:
             region, reached, holder = number, stop, group
 
 
-def _table_length(shard: Shard, num_tokens: int) -> int:
+def table_length(shard: Shard, num_tokens: int) -> int:
+    """Blocks in the table of a request of that many tokens, at least one; a state has its scratch blocks too."""
     if shard.tokens is None or shard.array.tokens is None:
         return 1 + shard.scratch_blocks
     local = shard.tokens.num_local(num_tokens // shard.array.tokens.tokens_per_entry)
     return max(1, -(-local // shard.geometry.block_entries))
 
 
-def _let_go(shard: Shard, num_tokens: int) -> int:
+def blocks_let_go(shard: Shard, num_tokens: int) -> int:
     """Whole blocks that lie behind the first token that the next one looks at."""
     if shard.tokens is None or shard.array.tokens is None or shard.tokens.count > 1:
         return 0

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from kvweave.core.block_table import NULL_BLOCK
 from kvweave.core.layout import EngineLayout, Shard
+from kvweave.core.sample import blocks_let_go, table_length
 from kvweave.errors import LocalProtocolError
 
 
@@ -55,14 +56,5 @@ class BlockPool:
 
     def _wanted(self, shards: Sequence[Shard], num_tokens: int) -> tuple[int, int]:
         """Leading null blocks and the table's length for one group."""
-        lengths = [_blocks_of(shard, num_tokens) for shard in shards]
-        return min(behind for behind, _ in lengths), max(length for _, length in lengths)
-
-
-def _blocks_of(shard: Shard, num_tokens: int) -> tuple[int, int]:
-    if shard.tokens is None or shard.array.tokens is None:
-        return 0, 1 + shard.scratch_blocks
-    rate, entries = shard.array.tokens.tokens_per_entry, shard.geometry.block_entries
-    length = max(1, -(-shard.tokens.num_local(num_tokens // rate) // entries))
-    first = shard.array.tokens.reach.first_needed(num_tokens) // rate
-    return (first // entries if shard.tokens.count == 1 else 0), length
+        behind = min(blocks_let_go(shard, num_tokens) for shard in shards)
+        return behind, max(table_length(shard, num_tokens) for shard in shards)
