@@ -12,6 +12,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,8 @@ class WorkerChannel:
         self.endpoint = Endpoint(f"ipc://{path}", secrets.token_bytes(32))
         self._called = False
         self._context = zmq.Context(io_threads=1)
-        try:
+        with ExitStack() as stack:
+            stack.callback(self.close)
             if len(str(path)) > _MOST_PATH_LETTERS:
                 raise ConfigurationError(
                     f"temporary folder: {path} has {len(str(path))} letters, a socket's path at most "
@@ -51,9 +53,7 @@ class WorkerChannel:
                 )
             self.socket = _open(self._context)
             self.socket.bind(self.endpoint.address)
-        except BaseException:
-            self.close()
-            raise
+            stack.pop_all()
 
     def receive(self) -> Iterator[bytes]:
         """Messages of the coordinator that have come."""
