@@ -22,6 +22,7 @@ from kvweave.protocol.sides import DecodeSide
 from kvweave.protocol.timing import Timing
 from kvweave.runtime.addresses import PeerList, join_address, split_address
 from kvweave.runtime.clock import Clock, boot_time
+from kvweave.runtime.closing import Closing
 from kvweave.runtime.control import ControlClient
 from kvweave.runtime.decode_coordinator import Abort, Begin, Connect, DecodeCommand, DecodeCoordinator, Hold, Peer
 from kvweave.runtime.events import DecodeLink
@@ -34,7 +35,7 @@ from kvweave.runtime.tables import checked_tables
 from kvweave.runtime.workers import DecodeWorker
 
 
-class DecodeEngine:
+class DecodeEngine(Closing):
     """An engine that fetches prompts from prefill engines.
 
     ``layout`` has the real addresses of every rank's memory, which is registered here. ``transport`` makes one
@@ -77,12 +78,6 @@ class DecodeEngine:
             stack.pop_all()
         for address in self.peers.addresses:
             self.connect(address)
-
-    def __enter__(self) -> DecodeEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def connect(self, address: str) -> Future[Peer]:
         """Handshakes with a prefill engine and keeps it connected; the future says when its connections are warm.

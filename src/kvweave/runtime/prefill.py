@@ -21,6 +21,7 @@ from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import PrefillSide
 from kvweave.runtime.addresses import PeerList
 from kvweave.runtime.clock import Clock, boot_time
+from kvweave.runtime.closing import Closing
 from kvweave.runtime.control import ControlServer
 from kvweave.runtime.events import PrefillLink
 from kvweave.runtime.links import Patient
@@ -34,7 +35,7 @@ from kvweave.runtime.workers import PrefillWorker
 OnRelease = Callable[[Released], None]
 
 
-class PrefillEngine:
+class PrefillEngine(Closing):
     """An engine whose finished prompts can be fetched.
 
     ``layout`` has the real addresses of every rank's memory, which is registered here. ``transport`` makes one
@@ -77,12 +78,6 @@ class PrefillEngine:
             self._coordinator = PrefillCoordinator(side, self._server, workers, clock, self._recorder)
             self._thread = PollingThread(self.engine_id, Patient(self._coordinator) if remote else self._coordinator)
             stack.pop_all()
-
-    def __enter__(self) -> PrefillEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def address(self) -> str:

@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
-from typing import Self
 
 from kvweave import models
 from kvweave.core.layout import EngineLayout
@@ -22,6 +20,7 @@ from kvweave.engines.hf.model_source import SMOLLM2, model_folder
 from kvweave.engines.hf.process import EngineProcess
 from kvweave.errors import ConfigurationError, LayoutError
 from kvweave.runtime import Delivered
+from kvweave.runtime.closing import Closing
 
 QUESTION = "What is the capital of France, and what is it known for? Answer in one sentence."
 LONG_TEXT = (
@@ -74,7 +73,7 @@ class Demonstration:
         return self.difference is None and self.blocks_left == 0
 
 
-class Stage:
+class Stage(Closing):
     """Two engine processes that stay up while models and shapes change; ``start`` makes each from its name."""
 
     def __init__(self, tell: Tell = lambda _: None, start: Callable[[str], EngineProcess] = EngineProcess) -> None:
@@ -129,14 +128,6 @@ class Stage:
         """Ends both processes."""
         self._prefill.close()
         self._decode.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _load(self, model: str, folder: Path) -> None:
         if model == self._loaded:

@@ -9,13 +9,12 @@ runs unsharded; what is sharded, paged, offered and fetched is its cache::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from queue import Empty, SimpleQueue
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from kvweave.core.cache_config import CacheConfig
 from kvweave.core.layout import EngineLayout
@@ -25,10 +24,8 @@ from kvweave.engines.hf.paged_memory import PagedMemory, Tables
 from kvweave.engines.hf.runner import ModelRunner
 from kvweave.errors import ConfigurationError, KVWeaveError
 from kvweave.runtime import DecodeEngine, Delivered, PrefillEngine
-from kvweave.transport.base import Transport
-
-TransportFactory = Callable[[str], Transport]
-"""Makes one rank's transport from a unique name."""
+from kvweave.runtime.closing import Closing
+from kvweave.runtime.naming import TransportFactory
 
 _SAMPLED_WEIGHTS = 4096
 
@@ -91,7 +88,7 @@ class _Store:
                 self._pool.release(self._returned.get_nowait())
 
 
-class HuggingFacePrefill:
+class HuggingFacePrefill(Closing):
     """Prefills prompts and offers their caches."""
 
     def __init__(
@@ -133,16 +130,8 @@ class HuggingFacePrefill:
         """Ends the engine; offers end with it."""
         self._engine.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class HuggingFaceDecode:
+class HuggingFaceDecode(Closing):
     """Fetches offered caches and decodes."""
 
     def __init__(self, runner: ModelRunner, shape: EngineShape, transport: TransportFactory) -> None:
@@ -190,14 +179,6 @@ class HuggingFaceDecode:
     def close(self) -> None:
         """Ends the engine."""
         self._engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def weights_fingerprint(runner: ModelRunner) -> str:

@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from kvweave.errors import ConfigurationError, KVWeaveError, LocalProtocolError
+from kvweave.runtime.closing import Closing
 
 _ANSWER_SECONDS = 600.0
 _CLOSE_SECONDS = 20.0
@@ -33,7 +33,7 @@ class _Failure:
     message: str
 
 
-class EngineProcess:
+class EngineProcess(Closing):
     """One engine process, called ``name`` in messages. ``close`` (or leaving the context) ends it.
 
     Every question raises ``EngineProcessError`` when the process cannot answer it, has ended, or says nothing for
@@ -97,14 +97,6 @@ class EngineProcess:
         self._process.join(_CLOSE_SECONDS)
         self._process.kill()
         self._process.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _ask(self, question: str, *arguments: Any) -> Any:
         try:
