@@ -96,7 +96,7 @@ def test_a_picture_that_cannot_be_written_is_refused_and_nothing_printed(run, tm
         (("-m", "no-such-model", "-p", "tp=1", "-d", "tp=1"), ["no-such-model", "kvweave models"]),
         (("-m", "smollm2-135m", "-p", "tp=2", "-d", "tp=1"), ["--prefill", "3", "tp=2", "stated"]),
         (("-m", "llama-3.1-8b", "-p", "tp=nan", "-d", "tp=1"), ["--prefill", "tp", "'nan'"]),
-        (("-m", "llama-3.1-8b", "-p", "tp=1", "-d", "tp=-3"), ["--decode", "tp", "'-3'"]),
+        (("-m", "llama-3.1-8b", "-p", "tp=1", "-d", "tp=-3"), ["--decode", "tp", "-3", "between"]),
         (("-m", "llama-3.1-8b", "-p", "tp=1", "-d", "blok=16"), ["--decode", "blok", "block"]),
         (("-m", "llama-3.1-8b", "-p", "tp=1", "-d", "pp=33"), ["--decode", "33", "32"]),
         (("-m", "llama-3.1-8b", "-p", "tp=1", "-d", "tp=1", "--tokens", "nan"), ["--tokens", "nan"]),

@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from kvweave.core.array import Axis, DType
+from kvweave.core.array import Axis, CacheArray, DType, TokenAxis
 from kvweave.core.cache_config import CacheConfig, ConvOrder, KeyValuePacking, KVLayout
 from kvweave.core.layout import EngineLayout
 from kvweave.core.model import CacheLayer, KVCacheGroup, ModelCache
@@ -26,6 +26,7 @@ from kvweave.core.spec import (
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
+    StatedArraysSpec,
     StatePart,
 )
 from kvweave.errors import LayoutError
@@ -70,6 +71,9 @@ def token_specs(draw: st.DrawFn, tensor_sizes: tuple[int, ...]) -> LayerSpec:
     size, value_size = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     reach = draw(st.integers(1, MOST_TOKENS))
     compressed = MLAAttentionSpec(size, _NUMBER, tokens_per_state=draw(st.sampled_from((2, 4, 24))))
+    head = Axis("head", heads, heads)
+    quantised = CacheArray("packed", (head, Axis("dim", size)), DType("packed", 5), TokenAxis())
+    scales = CacheArray("scale", (head,), _STATE, TokenAxis())
     choices: tuple[LayerSpec, ...] = (
         FullAttentionSpec(heads, size, value_size, _NUMBER),
         SlidingWindowSpec(heads, size, reach, dtype=_NUMBER),
@@ -77,6 +81,7 @@ def token_specs(draw: st.DrawFn, tensor_sizes: tuple[int, ...]) -> LayerSpec:
         MLAAttentionSpec(4 * size, DType("packed", 5)),
         MLAAttentionSpec(size, _NUMBER, sliding_window=reach),
         compressed,
+        StatedArraysSpec((quantised, scales)),
     )
     return draw(st.sampled_from(choices))
 
