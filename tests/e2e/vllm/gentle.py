@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
@@ -11,11 +13,15 @@ from pathlib import Path
 
 @cache
 def preload_library() -> Path | None:
-    """The library, built once a run; None where there is no C compiler: runs are then merely slower."""
+    """The library, built once a machine; None where there is no C compiler: runs are then merely slower."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None
-    library = Path(tempfile.mkdtemp(prefix="kvweave-gentle-")) / "gentle.so"
     source = Path(__file__).with_suffix(".c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True)
+    version = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+    library = Path(tempfile.gettempdir()) / f"kvweave-gentle-{os.getuid()}-{version}.so"
+    if not library.exists():
+        made = library.with_suffix(f".{os.getpid()}")
+        subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", str(made), str(source)], check=True)
+        made.rename(library)
     return library
