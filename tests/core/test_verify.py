@@ -137,10 +137,11 @@ def test_a_length_that_is_none_is_refused(num_tokens: object) -> None:
 
 
 def test_a_sample_is_never_longer_than_the_pools() -> None:
-    assert small_plan().verify(10**9).ok
+    longest = small_plan().verify(10**9)
+    assert longest.ok and 20 < longest.tokens < 10**9
 
 
 def test_a_report_says_what_was_looked_at() -> None:
     report = small_plan().verify(20)
-    assert (report.ranks, report.requests) == (1, 2)
-    assert str(report).startswith("proved: 1 ranks, 2 requests, ") and report.elements > 0
+    assert (report.tokens, report.ranks, report.requests) == (20, 1, 2)
+    assert str(report).startswith("proved: 1 ranks, 2 requests of up to 20 tokens, ") and report.elements > 0

@@ -111,7 +111,7 @@ def _document(proof: _Proof) -> dict[str, object]:
     if report is None:
         return {**document, "problems": [proof.refused]}
     return {
-        **document, "ranks": report.ranks, "requests": report.requests, "rows": report.rows, "bytes": report.nbytes,
+        **document, "tokens": report.tokens, "ranks": report.ranks, "requests": report.requests, "rows": report.rows, "bytes": report.nbytes,
         "elements": report.elements, "problems": list(report.problems),
     }  # fmt: skip
 

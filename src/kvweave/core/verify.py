@@ -43,8 +43,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a proof looked at, and what it found wrong; ``ok`` when nothing."""
+    """What a proof looked at, and what it found wrong; ``ok`` when nothing.
 
+    ``tokens`` is the longest request's length: what was asked for, or what the smaller pool has room for.
+    """
+
+    tokens: int = 0
     ranks: int = 0
     requests: int = 0
     rows: int = 0
@@ -59,10 +63,12 @@ class Report:
 
     def plus(self, other: Report) -> Report:
         """Both together."""
-        return Report(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Report)))
+        summed = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(Report)}
+        return Report(**summed | {"tokens": max(self.tokens, other.tokens)})
 
     def __str__(self) -> str:
-        looked = f"{self.ranks} ranks, {self.requests} requests, {self.rows:,} rows, {self.nbytes:,} bytes"
+        looked = f"{self.ranks} ranks, {self.requests} requests of up to {self.tokens:,} tokens, {self.rows:,} rows"
+        looked += f", {self.nbytes:,} bytes"
         looked += f", {self.elements:,} elements"
         return f"proved: {looked}" if self.ok else f"WRONG: {looked}\n" + "\n".join(self.problems)
 
@@ -119,7 +125,7 @@ def verify_plan(plan: TransferPlan, num_tokens: int | None = None, progress: Pro
     total = _sample_tokens(plan, num_tokens)
     numbers = Numbering.of(plan.prefill, plan.decode)
     samples = list(_samples(plan, total))
-    report = Report(ranks=len(plan.reads), requests=len(samples))
+    report = Report(total, len(plan.reads), len(samples))
     for number, (part, sample) in enumerate(samples):
         proof = _Proof(part, sample, numbers)
         for done, target in enumerate(plan.reads, start=number * len(plan.reads) + 1):
