@@ -155,6 +155,14 @@ class PostReads:
 
 
 @dataclass(frozen=True, slots=True)
+class RetryReads:
+    """This rank reads what failed once more, from other replicas, and reports as it did for ``PostReads``."""
+
+    fetch: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class CancelReads:
     """Every rank ends its reads of this fetch as soon as it can, and reports when they are terminal."""
 
@@ -185,7 +193,12 @@ class Reusable:
     fetch: int
 
 
-PrefillEffect = Send | Release | Greeted | TurnedDown
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """This side takes nothing new, and what it had has ended. Comes once after ``drain``."""
+
+
+PrefillEffect = Send | Release | Greeted | TurnedDown | Drained
 DecodeEffect = (
     Send
     | ConnectPeer
@@ -196,8 +209,10 @@ DecodeEffect = (
     | WantPeer
     | ForgetPeer
     | PostReads
+    | RetryReads
     | CancelReads
     | Delivered
     | Failed
     | Reusable
+    | Drained
 )

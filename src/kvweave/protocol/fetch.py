@@ -13,9 +13,10 @@ Rules beside it:
 
 - Reads start in the same call as the first renewal; renewals repeat at a fraction of the lease while reads last.
 - One report per fetch, ``Delivered`` or ``Failed``. ``Reusable`` follows a failure once no read of any rank is left.
-- Every rank of ours acknowledges once: after a delivery all of them, after a failure each when its reads are terminal.
-- A claim that was given up may still be granted; the answer then finds no fetch and is acknowledged at once, so that
-  the blocks over there are free without waiting for the lease.
+- What a rank could not read is read again where another replica has it, before the fetch is given up.
+- Every rank of ours acknowledges once: after a delivery all of them, after a failure each when its reads are terminal
+  and are not tried again. An offer that was given up unread is acknowledged by all, whether its claim was heard or not,
+  so that the blocks over there are free without waiting for the lease.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from collections.abc import Iterable, Sequence
 
 from kvweave.core.replicas import salt_number
 from kvweave.errors import LocalProtocolError, Mismatch
+from kvweave.protocol.acknowledgements import Acknowledgements
+from kvweave.protocol.contacts import Contacts
 from kvweave.protocol.effects import (
     AnyFailure,
     CancelReads,
@@ -33,6 +36,7 @@ from kvweave.protocol.effects import (
     FailureReason,
     ForgetPeer,
     PostReads,
+    RetryReads,
     Reusable,
     Send,
     WantPeer,
@@ -40,15 +44,13 @@ from kvweave.protocol.effects import (
 from kvweave.protocol.fetch_entry import FetchEntry, Order
 from kvweave.protocol.messages import (
     MOST_BEATS,
-    Acknowledge,
-    Claim,
+    Acknowledged,
     Claimed,
     Heartbeat,
     HeartbeatReply,
     OfferKey,
     RefusalReason,
     Refused,
-    Renew,
     Renewed,
     Revoked,
 )
@@ -65,18 +67,16 @@ class FetchBook:
     """All fetches of one decode engine of ``num_ranks`` ranks. The caller numbers fetches and never reuses a number."""
 
     def __init__(self, engine_id: str, num_ranks: int, timing: Timing) -> None:
-        self._num_ranks = num_ranks
+        self._ranks = range(num_ranks)
         self._timing = timing
-        self._first_salt = salt_number(engine_id) % 2**32
-        self._salts: dict[str, int] = {}
         self._fetches: dict[int, FetchEntry] = {}
         self._by_offer: dict[tuple[str, OfferKey], int] = {}
-        self._leases: dict[str, float] = {}
+        self._contacts = Contacts(timing, salt_number(engine_id) % 2**32)
+        self._acknowledgements = Acknowledgements(timing)
         self._timers: Timers[int] = Timers()
-        self._beats: Timers[str] = Timers()
-        self._owed: dict[str, list[Send]] = {}
         self._begun: set[int] = set()
         self._reading: set[int] = set()
+        self._retired = False
 
     def __len__(self) -> int:
         return len(self._fetches)
@@ -91,6 +91,16 @@ class FetchBook:
         """How many fetches have reads that may not be terminal."""
         return len(self._reading)
 
+    @property
+    def owed(self) -> int:
+        """How many offers are acknowledged without a confirmation."""
+        return len(self._acknowledgements)
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is taken any more and nothing is left."""
+        return self._retired and not self._fetches and not self.owed
+
     def state(self, number: int) -> FetchState | None:
         """Where a fetch stands; None when there is no record of it (never begun, or over)."""
         fetch = self._fetches.get(number)
@@ -101,9 +111,9 @@ class FetchBook:
         refused = self._admit(number, address, reference)
         if refused:
             return refused
-        if address not in self._leases:
+        if address not in self._contacts:
             return (WantPeer(address),)
-        self._beats.set(address, now)
+        self._contacts.beat_by(address, now)
         return ()
 
     def fetch(self, now: float, number: int, order: Order) -> Effects:
@@ -116,107 +126,126 @@ class FetchBook:
         fetch.step(FetchEvent.START)
         fetch.order = order
         self._begun.add(number)
-        if fetch.address in self._leases:
+        if fetch.address in self._contacts:
             return self._claim(now, fetch)
         return (WantPeer(fetch.address),)
 
-    def abort(self, number: int) -> Effects:
+    def abort(self, now: float, number: int) -> Effects:
         """Ends a fetch from our side; an unknown or finished one is ignored.
 
-        An offer that was not claimed yet is claimed and acknowledged unread, so that the other side is free at once: as
-        soon as the peer is ready, where it is not.
+        Its offer is given back: as soon as the peer is ready, where it is not.
         """
         fetch = self._fetches.get(number)
-        if fetch is None:
-            return ()
-        declined: Effects = ()
-        if fetch.state is FetchState.QUEUED and fetch.address in self._leases:
-            declined = (self._claim_message(fetch),)
-        elif fetch.state in (FetchState.QUEUED, FetchState.AWAITING_PEER):
-            self._owed.setdefault(fetch.address, []).append(self._claim_message(fetch))
-        return declined + self._give_up(fetch, FailureReason.ABORTED, "aborted by this engine")
+        return () if fetch is None else self._give_up(now, fetch, FailureReason.ABORTED, "aborted by this engine")
 
-    def close(self) -> Effects:
+    def drain(self) -> None:
+        """Takes nothing new from now on; what is held may still begin."""
+        self._retired = True
+
+    def close(self, now: float) -> Effects:
         """Gives everything up, because the engine ends."""
+        self._retired = True
         fetches = list(self._fetches.values())
-        return _joined(self._give_up(fetch, FailureReason.CLOSED, "this engine is closing") for fetch in fetches)
+        return _joined(self._give_up(now, fetch, FailureReason.CLOSED, "this engine is closing") for fetch in fetches)
 
     def peer_ready(self, now: float, address: str, lease_seconds: float) -> Effects:
         """Claims what was waiting for this peer, and begins heartbeats."""
-        self._leases[address] = lease_seconds
-        self._beats.set(address, now)
+        self._contacts.ready(now, address, lease_seconds)
+        owed = self._acknowledgements.peer_ready(now, address, lease_seconds)
         waiting = [fetch for fetch in self._at(address) if fetch.state is FetchState.AWAITING_PEER]
-        return (*self._owed.pop(address, ()), *_joined(self._claim(now, fetch) for fetch in waiting))
+        return (*owed, *_joined(self._claim(now, fetch) for fetch in waiting))
 
-    def peer_lost(self, address: str, text: str) -> Effects:
+    def peer_lost(self, now: float, address: str, text: str) -> Effects:
         """A peer that was ready is gone: what was being read fails, what was not yet claimed tries once more."""
-        self._leases.pop(address, None)
-        self._salts.pop(address, None)
-        self._beats.cancel(address)
-        return _joined(self._lose(fetch, text) for fetch in self._at(address))
+        self._contacts.lose(address)
+        self._acknowledgements.peer_gone(address)
+        return _joined(self._lose(now, fetch, text) for fetch in self._at(address))
 
-    def peer_failed(self, address: str, text: str, problems: Sequence[Mismatch]) -> Effects:
+    def peer_failed(self, now: float, address: str, text: str, problems: Sequence[Mismatch]) -> Effects:
         """No connection to the peer came about: everything that waits for it fails."""
-        self._owed.pop(address, None)
         reason = FailureReason.INCOMPATIBLE if problems else FailureReason.PEER_LOST
         waiting = [fetch for fetch in self._at(address) if fetch.state in (FetchState.QUEUED, FetchState.AWAITING_PEER)]
-        return _joined(self._give_up(fetch, reason, text, tuple(problems)) for fetch in waiting)
+        effects = _joined(self._give_up(now, fetch, reason, text, tuple(problems), back=False) for fetch in waiting)
+        self._acknowledgements.peer_gone(address)
+        return effects
 
     def receive(self, now: float, address: str, message: object) -> Effects:
         """What one message of a peer causes; late and repeated ones change nothing."""
+        self._contacts.hear(address)
         match message:
             case Claimed():
                 return self._claimed(now, address, message)
             case Renewed():
-                return self._renewed(address, message)
+                return self._renewed(now, address, message)
             case Refused():
-                return self._refused(address, message)
+                return self._refused(now, address, message)
             case Revoked():
                 fetch = self._fetch_of(address, message.claim)
-                return () if fetch is None else self._give_up(fetch, FailureReason.REVOKED, message.text)
+                return () if fetch is None else self._give_up(now, fetch, FailureReason.REVOKED, message.text)
             case HeartbeatReply():
-                return self._beaten(address, message)
-            case _:
-                return ()
+                return self._beaten(now, address, message)
+            case Acknowledged():
+                self._acknowledgements.confirm(address, message)
+        return ()
 
-    def reads_ended(self, number: int, rank: int, completed_at: float) -> Effects:
+    def reads_ended(self, now: float, number: int, rank: int, completed_at: float) -> Effects:
         """All reads of one rank are terminal; ``completed_at`` is when that was seen, on our clock."""
         fetch = self._fetches.get(number)
         if fetch is None or rank not in fetch.reading:
             return ()
+        if rank in fetch.again and fetch.state is FetchState.READING:
+            fetch.again.discard(rank)
+            fetch.step(FetchEvent.RETRY)
+            return (RetryReads(number, rank),)
         fetch.reading.discard(rank)
         fetch.completed_at = max(fetch.completed_at, completed_at)
-        acknowledged = self._acknowledge(fetch, [rank]) if fetch.state is FetchState.DRAINING else ()
+        acknowledged = self._acknowledge(now, fetch, [rank]) if fetch.state is FetchState.DRAINING else ()
         if fetch.reading:
             return acknowledged
         self._reading.discard(number)
         fetch.step(FetchEvent.READS_END)
         if fetch.state is FetchState.FAILED:
             return acknowledged + self._end(fetch) + (Reusable(number),)
-        return self._settle(fetch)
+        return self._settle(now, fetch)
 
-    def read_failed(self, number: int, reason: AnyFailure, text: str) -> Effects:
-        """A read of some rank has failed; others may still be under way, ``reads_ended`` follows for each rank."""
+    def read_failed(
+        self, now: float, number: int, rank: int, reason: AnyFailure, text: str, elsewhere: bool = False
+    ) -> Effects:
+        """A read of a rank has failed; others may still be under way, ``reads_ended`` follows for each rank.
+
+        ``elsewhere``: another replica has what this rank could not read; it is read from there when the others of this
+        rank have ended.
+        """
         fetch = self._fetches.get(number)
-        if fetch is None or fetch.state is not FetchState.READING:
+        if fetch is None or fetch.state is not FetchState.READING or rank not in fetch.reading:
             return ()
-        effects = self._give_up(fetch, reason, text)
+        if elsewhere and reason is FailureReason.READ_FAILED:
+            fetch.again.add(rank)
+            return ()
+        effects = self._give_up(now, fetch, reason, text)
         return (*effects, ForgetPeer(fetch.address, text)) if reason is FailureReason.PEER_LOST else effects
 
     def get_timer(self) -> float | None:
         """When ``handle_timer`` should be called next."""
-        moments = [moment for moment in (self._timers.next(), self._beats.next()) if moment is not None]
-        return min(moments, default=None)
+        books = (self._timers.next(), self._contacts.get_timer(), self._acknowledgements.get_timer())
+        return min((moment for moment in books if moment is not None), default=None)
 
     def handle_timer(self, now: float) -> Effects:
-        """Sends the renewals and heartbeats that are due, and gives up what was not answered in time."""
+        """Sends what is due, and gives up what was not answered in time."""
         effects = _joined(self._wake(now, self._fetches[number]) for number in self._timers.due(now))
-        return effects + _joined(self._beat(now, address) for address in self._beats.due(now))
+        effects += self._acknowledgements.handle_timer(now)
+        effects += _joined(self._beat(now, address) for address in self._contacts.due(now))
+        seconds = self._timing.silence_seconds
+        silent = self._contacts.silent(now)
+        return effects + tuple(ForgetPeer(peer, f"{peer} has said nothing for {seconds:g} s") for peer in silent)
 
     def _admit(self, number: int, address: str, reference: OfferReference) -> Effects:
         """A record for a new fetch; refuses one whose offer is being fetched already."""
         if number in self._fetches:
             raise LocalProtocolError(f"fetch {number}: it exists; count fetches up")
+        if self._retired:
+            text = f"request {reference.request_id}: this engine takes nothing new; send it to another one"
+            return (Failed(number, FailureReason.CLOSED, text), Reusable(number))
         other = self._by_offer.setdefault((address, reference.offer), number)
         if other != number:
             text = f"request {reference.request_id}: fetch {other} of this engine has it; wait for that one"
@@ -226,89 +255,96 @@ class FetchBook:
 
     def _claim(self, now: float, fetch: FetchEntry) -> Effects:
         fetch.step(FetchEvent.PEER_READY)
-        self._timers.set(fetch.number, now + self._timing.answer_seconds)
-        return (self._claim_message(fetch),)
+        fetch.answer_by = now + self._timing.answer_seconds
+        fetch.resend_seconds = self._timing.resend_seconds
+        return self._say_claim(now, fetch)
 
-    def _claim_message(self, fetch: FetchEntry) -> Send:
-        return Send(fetch.address, Claim(fetch.number, fetch.reference.engine_id, fetch.reference.offer))
+    def _say_claim(self, now: float, fetch: FetchEntry) -> Effects:
+        self._timers.set(fetch.number, min(now + fetch.resend_seconds, fetch.answer_by))
+        return (fetch.claim(),)
 
     def _claimed(self, now: float, address: str, message: Claimed) -> Effects:
         if message.claim not in self._fetches:
-            return tuple(Send(address, Acknowledge(message.offer, rank)) for rank in range(self._num_ranks))
+            lease = self._contacts.lease(address)
+            owe = self._acknowledgements.owe
+            return () if lease is None else owe(now, address, message.claim, message.offer, self._ranks, lease)
         fetch = self._fetch_of(address, message.claim)
         if fetch is None or fetch.state is not FetchState.CLAIMING or fetch.order is None:
             return ()
         difference = fetch.reference.difference(message)
         if difference is not None:
-            acknowledged = self._acknowledge(fetch, range(self._num_ranks))
-            return acknowledged + self._give_up(fetch, FailureReason.WRONG_REFERENCE, difference)
+            return self._give_up(now, fetch, FailureReason.WRONG_REFERENCE, difference)
         fetch.step(FetchEvent.CLAIMED)
-        fetch.reading = set(range(self._num_ranks))
+        fetch.reading = set(self._ranks)
         self._reading.add(fetch.number)
-        fetch.renewals = Renewals(now, message.lease_seconds * self._timing.renew_fraction)
-        self._set_timer(fetch, fetch.renewals)
+        fetch.renewals = Renewals(now, message.lease_seconds, self._timing)
+        self._timers.set(fetch.number, fetch.renewals.next_moment)
         post = PostReads(
             fetch.number, address, message.tables, fetch.order.tables, fetch.order.start_token, message.num_tokens,
-            self._salt(address), fetch.order.fenced,
+            self._contacts.salt(address), fetch.order.fenced,
         )  # fmt: skip
-        return (post, self._renew_message(fetch, fetch.renewals.sequence))
+        return (post, fetch.renew(fetch.renewals.sequence))
 
-    def _renew_message(self, fetch: FetchEntry, sequence: int) -> Send:
-        return Send(fetch.address, Renew(fetch.number, sequence, fetch.reference.engine_id, fetch.reference.offer))
-
-    def _renewed(self, address: str, message: Renewed) -> Effects:
+    def _renewed(self, now: float, address: str, message: Renewed) -> Effects:
         fetch = self._fetch_of(address, message.claim)
         if fetch is None or fetch.renewals is None:
             return ()
         fetch.step(FetchEvent.RENEWED)
         fetch.renewals.grant(message.sequence, message.lease_seconds)
-        return self._settle(fetch)
+        return self._settle(now, fetch)
 
-    def _refused(self, address: str, message: Refused) -> Effects:
+    def _refused(self, now: float, address: str, message: Refused) -> Effects:
         fetch = self._fetch_of(address, message.claim)
         if fetch is None:
             return ()
         changed = message.reason is RefusalReason.NOT_HANDSHAKEN
         if changed and fetch.state is FetchState.CLAIMING and not fetch.moved:
             return (ForgetPeer(address, message.text),)
-        effects = self._give_up(fetch, message.reason, message.text)
+        effects = self._give_up(now, fetch, message.reason, message.text, back=fetch.state is not FetchState.CLAIMING)
         return (*effects, ForgetPeer(address, message.text)) if changed else effects
 
-    def _settle(self, fetch: FetchEntry) -> Effects:
+    def _settle(self, now: float, fetch: FetchEntry) -> Effects:
         """Delivers when all reads have ended and a grant covers them; otherwise waits on."""
         if fetch.renewals is None or fetch.state not in (FetchState.READING, FetchState.AWAITING_GRANT):
             return ()
         if fetch.state is FetchState.AWAITING_GRANT and fetch.renewals.cover(fetch.completed_at):
             fetch.step(FetchEvent.COVERED)
-            acknowledged = self._acknowledge(fetch, range(self._num_ranks))
+            acknowledged = self._acknowledge(now, fetch, self._ranks)
             return acknowledged + self._end(fetch) + (Delivered(fetch.number),)
-        self._set_timer(fetch, fetch.renewals)
+        self._timers.set(fetch.number, fetch.renewals.next_moment)
         return ()
-
-    def _set_timer(self, fetch: FetchEntry, renewals: Renewals) -> None:
-        self._timers.set(fetch.number, min(renewals.due, self._last_moment(renewals)))
-
-    def _last_moment(self, renewals: Renewals) -> float:
-        bound = renewals.began_at + self._timing.read_seconds
-        return min(bound, renewals.hopeless(self._timing.answer_seconds))
 
     def _wake(self, now: float, fetch: FetchEntry) -> Effects:
         renewals = fetch.renewals
         if renewals is None:
-            seconds = self._timing.answer_seconds
-            return self._give_up(
-                fetch, FailureReason.UNANSWERED, f"{fetch.address} did not answer within {seconds:g} s"
-            )
-        if now >= self._last_moment(renewals):
-            return self._give_up(fetch, *_too_late(fetch, renewals))
+            return self._wait_for_answer(now, fetch)
+        if now >= renewals.last_moment:
+            return self._give_up(now, fetch, *_too_late(fetch, renewals))
         sequence = renewals.send(now)
-        self._set_timer(fetch, renewals)
-        return (self._renew_message(fetch, sequence),)
+        self._timers.set(fetch.number, renewals.next_moment)
+        return (fetch.renew(sequence),)
+
+    def _wait_for_answer(self, now: float, fetch: FetchEntry) -> Effects:
+        if now >= fetch.answer_by:
+            text = f"{fetch.address} did not answer within {self._timing.answer_seconds:g} s"
+            return self._give_up(now, fetch, FailureReason.UNANSWERED, text)
+        fetch.step(FetchEvent.REPEAT)
+        fetch.resend_seconds *= 2
+        return self._say_claim(now, fetch)
 
     def _give_up(
-        self, fetch: FetchEntry, reason: AnyFailure, text: str, problems: tuple[Mismatch, ...] = ()
+        self,
+        now: float,
+        fetch: FetchEntry,
+        reason: AnyFailure,
+        text: str,
+        problems: tuple[Mismatch, ...] = (),
+        back: bool = True,
     ) -> Effects:
-        """The one place where a fetch fails: reports it once, and frees what can be freed already."""
+        """The one place where a fetch fails: reports it once, and frees what can be freed already.
+
+        ``back``: the offer may be alive and nobody else's, so it is given back.
+        """
         was = fetch.state
         fetch.step(FetchEvent.GIVE_UP)
         if was is FetchState.DRAINING:
@@ -316,12 +352,12 @@ class FetchBook:
         failed = Failed(fetch.number, reason, text, problems)
         self._timers.cancel(fetch.number)
         if fetch.state is FetchState.DRAINING:
-            over = [rank for rank in range(self._num_ranks) if rank not in fetch.reading]
-            return (failed, CancelReads(fetch.number), *self._acknowledge(fetch, over))
-        claimed = range(self._num_ranks) if was is FetchState.AWAITING_GRANT else ()
-        return (failed, *self._acknowledge(fetch, claimed), *self._end(fetch), Reusable(fetch.number))
+            over = [rank for rank in self._ranks if rank not in fetch.reading]
+            return (failed, CancelReads(fetch.number), *self._acknowledge(now, fetch, over))
+        given_back = self._acknowledge(now, fetch, self._ranks) if back else ()
+        return (failed, *given_back, *self._end(fetch), Reusable(fetch.number))
 
-    def _lose(self, fetch: FetchEntry, text: str) -> Effects:
+    def _lose(self, now: float, fetch: FetchEntry, text: str) -> Effects:
         if fetch.state is FetchState.CLAIMING and not fetch.moved:
             fetch.step(FetchEvent.PEER_CHANGED)
             fetch.moved = True
@@ -329,7 +365,7 @@ class FetchBook:
         if fetch.state in (FetchState.QUEUED, FetchState.AWAITING_PEER):
             return (WantPeer(fetch.address),)
         fetch.reachable = False
-        return self._give_up(fetch, FailureReason.PEER_LOST, text)
+        return self._give_up(now, fetch, FailureReason.PEER_LOST, text)
 
     def _end(self, fetch: FetchEntry) -> Effects:
         """Drops the record, and everything with it."""
@@ -339,33 +375,28 @@ class FetchBook:
         self._timers.cancel(fetch.number)
         return ()
 
-    def _acknowledge(self, fetch: FetchEntry, ranks: Sequence[int]) -> Effects:
+    def _acknowledge(self, now: float, fetch: FetchEntry, ranks: Iterable[int]) -> Effects:
         if not fetch.reachable:
             return ()
-        return tuple(Send(fetch.address, Acknowledge(fetch.reference.offer, rank)) for rank in ranks)
-
-    def _salt(self, address: str) -> int:
-        """A rotation per peer, one step a request; engines begin at different replicas."""
-        salt = self._salts.get(address, self._first_salt)
-        self._salts[address] = salt + 1
-        return salt
+        lease = self._contacts.lease(fetch.address)
+        return self._acknowledgements.owe(now, fetch.address, fetch.number, fetch.reference.offer, ranks, lease)
 
     def _beat(self, now: float, address: str) -> Effects:
+        """One heartbeat with the offers of all queued requests, more only where they do not fit one message."""
+        self._contacts.beat(now, address)
         keys = [fetch.reference.offer for fetch in self._at(address) if fetch.state is FetchState.QUEUED]
-        if not keys or address not in self._leases:
-            return ()
-        self._beats.set(address, now + self._leases[address] * self._timing.renew_fraction)
-        parts = [tuple(keys[start : start + MOST_BEATS]) for start in range(0, len(keys), MOST_BEATS)]
-        return tuple(Send(address, Heartbeat(part)) for part in parts)
+        starts = range(0, max(len(keys), 1), MOST_BEATS)
+        return tuple(Send(address, Heartbeat(tuple(keys[start : start + MOST_BEATS]))) for start in starts)
 
-    def _beaten(self, address: str, message: HeartbeatReply) -> Effects:
+    def _beaten(self, now: float, address: str, message: HeartbeatReply) -> Effects:
+        if message.lease_seconds is not None:
+            self._contacts.beat_by(address, now + message.lease_seconds * self._timing.renew_fraction)
         effects: Effects = ()
         for key, reason in message.missing:
             fetch = self._fetches.get(self._by_offer.get((address, key), -1))
             if fetch is not None and fetch.state is FetchState.QUEUED:
-                effects += self._give_up(fetch, reason, f"the offer ended while the request was queued: {reason.value}")
-            if reason is RefusalReason.NOT_HANDSHAKEN:
-                return (*effects, ForgetPeer(address, "the peer does not know this connection"))
+                text = f"the offer ended while the request was queued: {reason.value}"
+                effects += self._give_up(now, fetch, reason, text, back=False)
         return effects
 
     def _at(self, address: str) -> list[FetchEntry]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvweave.protocol.effects import Send
+from kvweave.protocol.messages import Claim, Renew
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.renewal import Renewals
 from kvweave.protocol.states import FETCH, FetchEvent, FetchState
@@ -29,7 +31,8 @@ class FetchEntry:
     """The record of one fetch.
 
     ``moved``: its claim was sent once more, to the engine that took the first one's place. ``reachable``: its peer can
-    be told something. ``reading``: our ranks whose reads may not be terminal.
+    be told something. ``reading``: our ranks whose reads may not be terminal; those of ``again`` have failed and will be
+    tried once more. A claim is repeated after ``resend_seconds`` and answered until ``answer_by``, or given up.
     """
 
     number: int
@@ -40,9 +43,20 @@ class FetchEntry:
     moved: bool = False
     reachable: bool = True
     reading: set[int] = field(default_factory=set)
+    again: set[int] = field(default_factory=set)
+    answer_by: float = 0.0
+    resend_seconds: float = 0.0
     completed_at: float = 0.0
     renewals: Renewals | None = None
 
     def step(self, event: FetchEvent) -> None:
         """Moves on by the table."""
         self.state = FETCH.step(self.state, event)
+
+    def claim(self) -> Send:
+        """Asks for the offer."""
+        return Send(self.address, Claim(self.number, self.reference.engine_id, self.reference.offer))
+
+    def renew(self, sequence: int) -> Send:
+        """Asks for the lease to begin anew."""
+        return Send(self.address, Renew(self.number, sequence, self.reference.engine_id, self.reference.offer))

@@ -8,7 +8,8 @@ order, and nothing later is touched before: protocol version (the envelope), des
              ConnectPeer -> every rank connected and warm -> PeerReady
 
 Whatever goes wrong ends in ``PeerFailed`` within ``handshake_seconds``; a peer that does not fit is told every reason
-and is not asked again for a while. A peer named in the configuration is asked again and again.
+and is not asked again for a while. A peer named in the configuration is asked again and again. Who says nothing for several
+leases is forgotten on the prefill side, and asked to shake hands again where it speaks after all.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ from kvweave.protocol.timing import Timing
 
 MOST_GUESTS = 4096
 MOST_HANDSHAKE_BYTES = 60 << 20
+SILENT_LEASES = 4
+"""After how many leases without a word a guest is forgotten: it beats several times a lease."""
 
 Effects = tuple[DecodeEffect, ...]
 
@@ -57,7 +60,8 @@ Effects = tuple[DecodeEffect, ...]
 class Reception:
     """The prefill side: answers handshakes and remembers who is at the other end of each connection.
 
-    At most ``MOST_GUESTS`` connections are remembered; the one that was silent longest must shake hands again.
+    At most ``MOST_GUESTS`` connections are remembered, each for ``SILENT_LEASES`` after its last word; the others must
+    shake hands again.
     """
 
     def __init__(self, engine_id: str, layout: EngineLayout, agents: Sequence[bytes], lease_seconds: float) -> None:
@@ -71,21 +75,46 @@ class Reception:
             )
         self._agents = tuple(RankAgent(rank, data) for rank, data in enumerate(agents))
         self._lease_seconds = lease_seconds
-        self._guests: OrderedDict[Hashable, Guest] = OrderedDict()
+        self._guests: OrderedDict[Hashable, tuple[Guest, float]] = OrderedDict()
+        self._closed = False
 
-    def guest(self, connection: Hashable) -> Guest | None:
-        """Who has shaken hands on this connection."""
-        guest = self._guests.get(connection)
-        if guest is not None:
-            self._guests.move_to_end(connection)
-        return guest
+    def __len__(self) -> int:
+        return len(self._guests)
 
-    def receive(self, connection: Hashable, request: HandshakeRequest) -> tuple[PrefillEffect, ...]:
+    def guest(self, now: float, connection: Hashable) -> Guest | None:
+        """Who has shaken hands on this connection, and speaks now."""
+        found = self._guests.get(connection)
+        if found is None:
+            return None
+        self._guests[connection] = found[0], now
+        self._guests.move_to_end(connection)
+        return found[0]
+
+    def close(self) -> None:
+        """Turns everybody away from now on."""
+        self._closed = True
+
+    def get_timer(self) -> float | None:
+        """When ``handle_timer`` should be called next."""
+        return next((self._forget_at(heard) for _, heard in self._guests.values()), None)
+
+    def handle_timer(self, now: float) -> None:
+        """Forgets who was silent for too long."""
+        while (moment := self.get_timer()) is not None and moment <= now:
+            self._guests.popitem(last=False)
+
+    def _forget_at(self, heard: float) -> float:
+        return heard + SILENT_LEASES * self._lease_seconds
+
+    def receive(self, now: float, connection: Hashable, request: HandshakeRequest) -> tuple[PrefillEffect, ...]:
         """The answer to a handshake."""
+        if self._closed:
+            text = f"engine {self._engine_id} is closing; ask another one"
+            return (Send(connection, HandshakeRefused(request.attempt, RefusalReason.CLOSING, text)),)
         if request.role is not EngineRole.DECODE:
             text = f"engine {self._engine_id} prefills and serves decode engines, not {request.role.value} engines"
             return (Send(connection, HandshakeRefused(request.attempt, RefusalReason.ROLE, text)),)
-        self._guests[connection] = Guest(request.engine_id, request.num_ranks)
+        self._guests[connection] = Guest(request.engine_id, request.num_ranks), now
         self._guests.move_to_end(connection)
         while len(self._guests) > MOST_GUESTS:
             self._guests.popitem(last=False)
@@ -98,6 +127,8 @@ class Reception:
 @dataclass(slots=True)
 class _Peer:
     attempt: int
+    end: float
+    resend_seconds: float
     state: PeerState = PEER.initial
     reply: HandshakeReply | None = None
     cold_ranks: set[int] = field(default_factory=set)
@@ -118,6 +149,11 @@ class PeerBook:
 
     def __len__(self) -> int:
         return len(self._peers)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of all peers of which there is a record."""
+        return tuple(self._peers)
 
     @property
     def opening(self) -> int:
@@ -142,15 +178,21 @@ class PeerBook:
         if known is not None:
             known.state = PEER.step(known.state, PeerEvent.WANT)
             return ()
-        peer = self._peers[address] = _Peer(next(self._attempts))
+        end = now + self._timing.handshake_seconds
+        peer = self._peers[address] = _Peer(next(self._attempts), end, self._timing.resend_seconds)
         peer.state = PEER.step(peer.state, PeerEvent.WANT)
-        self._timers.set(address, now + self._timing.handshake_seconds)
+        return self._ask(now, address, peer)
+
+    def _ask(self, now: float, address: str, peer: _Peer) -> Effects:
+        self._timers.set(address, min(now + peer.resend_seconds, peer.end))
         ranks = len(self._layout.ranks)
         return (Send(address, HandshakeRequest(peer.attempt, self._engine_id, EngineRole.DECODE, ranks)),)
 
     def receive(self, now: float, address: str, message: HandshakeReply | HandshakeRefused) -> Effects:
         """What an answer causes; one that belongs to no open handshake changes nothing."""
         peer = self._peers.get(address)
+        if isinstance(message, HandshakeRefused) and message.reason is RefusalReason.NOT_HANDSHAKEN:
+            return self.lose(now, address, message.text) if peer and peer.state is PeerState.READY else ()
         if peer is None or peer.attempt != message.attempt or peer.state is not PeerState.HANDSHAKING:
             return ()
         if isinstance(message, HandshakeRefused):
@@ -164,6 +206,7 @@ class PeerBook:
         except RemoteProtocolError as error:
             return self.lose(now, address, str(error))
         peer.state = PEER.step(peer.state, PeerEvent.REPLY)
+        self._timers.set(address, peer.end)
         peer.reply = message
         peer.cold_ranks = set(range(len(self._layout.ranks)))
         return (ConnectPeer(address, peer.attempt, layout, agents),)
@@ -215,7 +258,7 @@ class PeerBook:
         return self._timers.next()
 
     def handle_timer(self, now: float) -> Effects:
-        """Ends handshakes that took too long, forgets misfits, asks named peers again."""
+        """Repeats what was not answered, ends handshakes that took too long, forgets misfits, asks named peers again."""
         effects: Effects = ()
         for address in self._timers.due(now):
             peer = self._peers.get(address)
@@ -223,6 +266,10 @@ class PeerBook:
                 effects += self.want(now, address)
             elif peer.state is PeerState.INCOMPATIBLE:
                 self._drop(now, address)
+            elif peer.state is PeerState.HANDSHAKING and now < peer.end:
+                peer.state = PEER.step(peer.state, PeerEvent.REPEAT)
+                peer.resend_seconds *= 2
+                effects += self._ask(now, address, peer)
             else:
                 seconds = self._timing.handshake_seconds
                 effects += self.lose(now, address, f"{address}: {peer.state.value} for {seconds:g} s; is it running?")

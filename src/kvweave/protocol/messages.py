@@ -8,11 +8,12 @@
     Heartbeat         ------------------------> HeartbeatReply     queued requests keep their offers
     Claim             ------------------------> Claimed | Refused
     Renew             ------------------------> Renewed | Refused
-    Acknowledge       ------------------------>                    one per rank and offer
-                      <------------------------ Revoked            the offer was withdrawn while it was read
+    Acknowledge       ------------------------> Acknowledged       these ranks have ended, once each
+                      <------------------------ Revoked            the offer ended while it was read
 
 A claim has a number that the decode engine chose; every answer carries it, so an answer always finds its fetch or
-nothing. Every text, list and number has a bound: nothing from a peer is larger than what it says here.
+nothing. Whatever has an answer is said again until the answer comes or the wait for it is over, and hearing it twice
+is the same as hearing it once. Every text, list and number has a bound: nothing from a peer is larger than what it says here.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ RequestId = Annotated[str, Meta(min_length=1, max_length=MOST_ID_LETTERS)]
 Text = Annotated[str, Meta(max_length=2000)]
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
+Ranks = Annotated[tuple[Rank, ...], Meta(min_length=1, max_length=MOST_RANKS)]
 RankCount = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
 TokenCount = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 Seconds = Annotated[float, Meta(gt=0, le=MOST_LEASE_SECONDS)]
@@ -173,29 +175,48 @@ class Refused(Message, frozen=True, tag="refused"):
 
 
 class Revoked(Message, frozen=True, tag="revoked"):
-    """A claimed offer was withdrawn. Its blocks stay until all ranks acknowledged, but no renewal will be granted."""
+    """A claimed offer was withdrawn, or its lease has ended: no renewal will be granted.
+
+    The blocks of a withdrawn one stay until all ranks have acknowledged.
+    """
 
     claim: Number
     text: Text
 
 
 class Acknowledge(Message, frozen=True, tag="acknowledge"):
-    """All reads of one rank of the claimant are terminal and none will follow."""
+    """All reads of these ranks of the claimant are terminal and none will follow.
 
+    Of an offer that nobody has claimed, all ranks of an engine give it back unread. ``ranks`` are all that have ended
+    and whose ``Acknowledged`` has not come, so a repeated message stands for a lost one.
+    """
+
+    claim: Number
     offer: OfferKey
-    rank: Rank
+    ranks: Ranks
+
+
+class Acknowledged(Message, frozen=True, tag="acknowledged"):
+    """The acknowledgement of these ranks was heard, whether it changed something or not."""
+
+    claim: Number
+    ranks: Ranks
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """Keeps the offers of queued requests alive, one message for all of them."""
+    """Keeps the offers of queued requests alive, one message for all of them; without any, asks for a sign of life."""
 
     offers: Annotated[tuple[OfferKey, ...], Meta(max_length=MOST_BEATS)]
 
 
 class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
-    """Which of the offers are gone, and why."""
+    """Which of the offers are gone, and why. Unasked when an offer ends that this connection kept alive.
+
+    ``lease_seconds`` is the shortest lease of the others, so that the next heartbeat comes in time for it.
+    """
 
     missing: Annotated[tuple[tuple[OfferKey, RefusalReason], ...], Meta(max_length=MOST_BEATS)]
+    lease_seconds: Seconds | None = None
 
 
 AnyMessage = (
@@ -210,6 +231,7 @@ AnyMessage = (
     | Refused
     | Revoked
     | Acknowledge
+    | Acknowledged
     | Heartbeat
     | HeartbeatReply
 )

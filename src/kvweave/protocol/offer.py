@@ -5,9 +5,11 @@ Rules of this book:
 - The first claim wins; the same claim again gets the same answer; every other one is refused by name.
 - A lease only ever grows, and only while the offer lives. Time is looked at before anything else, so a message that
   arrives after the lease has ended finds it ended, also when no timer has run (a stopped process).
-- Acknowledgements are counted by (offer, claiming engine, rank). Repeats, late and foreign ones change nothing.
+- Acknowledgements are counted by (offer, claim, claiming engine, rank). Repeats, late and foreign ones change nothing;
+  all are confirmed, so that nobody repeats them for ever.
 - ``Release`` comes exactly once per offer: when every rank of the claimant acknowledged, or when the lease ends.
 - A claimed offer that is withdrawn stays pinned until then: reads may be under way. It only grants nothing any more.
+- Whoever claimed an offer, or kept it alive last, is told at once when it ends otherwise than by acknowledgements.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from kvweave.protocol.effects import PrefillEffect, Release, ReleaseReason, Send
 from kvweave.protocol.messages import (
     MOST_LEASE_SECONDS,
     Acknowledge,
+    Acknowledged,
     Claim,
     Claimed,
     Heartbeat,
@@ -85,6 +88,7 @@ class OfferBook:
         self._ended: OrderedDict[OfferKey, RefusalReason] = OrderedDict()
         self._timers: Timers[OfferKey] = Timers()
         self._being_read = 0
+        self._retired = False
 
     def __len__(self) -> int:
         return len(self._offers)
@@ -94,8 +98,14 @@ class OfferBook:
         """How many offers are claimed and not yet released."""
         return self._being_read
 
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is taken any more and nothing is left."""
+        return self._retired and not self._offers
+
     def offer(self, now: float, reference: OfferReference, lease_seconds: float | None = None) -> Effects:
-        """Pins the blocks of a reference under a lease from now on; with no valid token, releases them at once.
+        """Pins the blocks of a reference under a lease from now on; with no valid token, releases them at once, and
+        after ``drain`` or ``begin_closing`` too.
 
         Raises ``LocalProtocolError`` when this generation of the request was offered before.
         """
@@ -106,6 +116,9 @@ class OfferBook:
             )
         if reference.num_tokens < 1:
             return (Release(key, ReleaseReason.NOTHING_VALID),)
+        if self._retired:
+            self._remember(key, RefusalReason.CLOSING)
+            return (Release(key, ReleaseReason.CLOSING),)
         lease = self.lease_seconds if lease_seconds is None else checked_lease(lease_seconds)
         self._offers[key] = _Offer(reference, lease, now + lease)
         self._timers.set(key, now + lease)
@@ -117,11 +130,9 @@ class OfferBook:
         offer = self._offers.get(key)
         if offer is None:
             return effects
-        was = offer.state
-        effects += self._step(key, offer, OfferEvent.WITHDRAW)
-        if was is OfferState.CLAIMED:
-            effects += (Send(offer.connection, Revoked(offer.claim, "the prefill engine withdrew the offer")),)
-        return effects
+        if offer.state is not OfferState.REVOKED:
+            effects += _farewell(key, offer, RefusalReason.WITHDRAWN)
+        return effects + self._step(key, offer, OfferEvent.WITHDRAW)
 
     def receive(self, now: float, connection: Hashable, guest: Guest, message: object) -> Effects:
         """What one message of a handshaken decode engine causes."""
@@ -132,7 +143,7 @@ class OfferBook:
             case Renew():
                 return effects + self._renew(now, connection, guest, message)
             case Acknowledge():
-                return effects + self._acknowledge(guest, message)
+                return effects + self._acknowledge(connection, guest, message)
             case Heartbeat():
                 return effects + self._beat(now, connection, message)
             case _:
@@ -150,19 +161,29 @@ class OfferBook:
             if offer.lease_end > now:
                 self._timers.set(key, offer.lease_end)
             else:
+                if offer.state is OfferState.CLAIMED:
+                    effects += _farewell(key, offer, RefusalReason.LEASE_ENDED)
                 effects += self._step(key, offer, OfferEvent.LEASE_END)
         return tuple(effects)
 
+    def drain(self) -> None:
+        """Takes no new offer from now on; those that are there live on."""
+        self._retired = True
+
+    def begin_closing(self, now: float) -> Effects:
+        """Withdraws everything, because the engine ends. What is being read stays pinned until ``close``."""
+        self._retired = True
+        return tuple(effect for key in list(self._offers) for effect in self.withdraw(now, key))
+
     def close(self) -> Effects:
-        """Releases everything, because the engine ends; tells claimants."""
-        effects: list[PrefillEffect] = []
-        for key, offer in self._offers.items():
-            if offer.claimant is not None:
-                effects.append(Send(offer.connection, Revoked(offer.claim, "the prefill engine is closing")))
-            effects.append(Release(key, ReleaseReason.CLOSING))
+        """Releases what is left: the engine has ended, and its memory cannot be read any more."""
+        effects = tuple(Release(key, ReleaseReason.CLOSING) for key in self._offers)
+        for key in self._offers:
+            self._remember(key, RefusalReason.CLOSING)
+            self._timers.cancel(key)
         self._offers.clear()
         self._being_read = 0
-        return tuple(effects)
+        return effects
 
     def _claim(self, now: float, connection: Hashable, guest: Guest, message: Claim) -> Effects:
         offer = self._offers.get(message.offer)
@@ -196,16 +217,21 @@ class OfferBook:
         self._extend(now, offer)
         return (Send(connection, Renewed(message.claim, message.sequence, offer.lease_seconds)),)
 
-    def _acknowledge(self, guest: Guest, message: Acknowledge) -> Effects:
+    def _acknowledge(self, connection: Hashable, guest: Guest, message: Acknowledge) -> Effects:
+        confirmed = Send(connection, Acknowledged(message.claim, message.ranks))
         offer = self._offers.get(message.offer)
-        if offer is None or offer.claimant != guest or message.rank not in offer.missing:
-            return ()
-        offer.missing.discard(message.rank)
+        if offer is None:
+            return (confirmed,)
+        if OFFER.allows(offer.state, OfferEvent.DECLINE) and set(message.ranks) == set(range(guest.num_ranks)):
+            return (confirmed, *self._step(message.offer, offer, OfferEvent.DECLINE))
+        if (offer.claimant, offer.claim) != (guest, message.claim) or offer.missing.isdisjoint(message.ranks):
+            return (confirmed,)
+        offer.missing.difference_update(message.ranks)
         event = OfferEvent.ACKNOWLEDGE if offer.missing else OfferEvent.ACKNOWLEDGE_LAST
-        return self._step(message.offer, offer, event)
+        return (confirmed, *self._step(message.offer, offer, event))
 
     def _beat(self, now: float, connection: Hashable, message: Heartbeat) -> Effects:
-        missing = []
+        missing, leases = [], []
         for key in message.offers:
             offer = self._offers.get(key)
             if offer is None or not OFFER.allows(offer.state, OfferEvent.BEAT):
@@ -213,7 +239,9 @@ class OfferBook:
             else:
                 self._step(key, offer, OfferEvent.BEAT)
                 self._extend(now, offer)
-        return (Send(connection, HeartbeatReply(tuple(missing))),)
+                offer.connection = connection
+                leases.append(offer.lease_seconds)
+        return (Send(connection, HeartbeatReply(tuple(missing), min(leases, default=None))),)
 
     def _extend(self, now: float, offer: _Offer) -> None:
         """Lets the lease begin anew; the timer finds the later end when it runs."""
@@ -226,10 +254,13 @@ class OfferBook:
         del self._offers[key]
         self._timers.cancel(key)
         self._being_read -= offer.claimant is not None
-        self._ended[key] = _ENDED[offer.state]
+        self._remember(key, _ENDED[offer.state])
+        return (Release(key, _RELEASED[offer.state]),)
+
+    def _remember(self, key: OfferKey, reason: RefusalReason) -> None:
+        self._ended[key] = reason
         while len(self._ended) > REMEMBERED_OFFERS:
             self._ended.popitem(last=False)
-        return (Release(key, _RELEASED[offer.state]),)
 
     def _refuse(self, connection: Hashable, message: Claim | Renew) -> Effects:
         key = message.offer
@@ -249,6 +280,15 @@ class OfferBook:
     def _known(self) -> Iterator[OfferKey]:
         yield from self._offers
         yield from self._ended
+
+
+def _farewell(key: OfferKey, offer: _Offer, reason: RefusalReason) -> Effects:
+    """Tells the claimant, or who kept the offer alive last, that it ends."""
+    if offer.claimant is not None:
+        return (Send(offer.connection, Revoked(offer.claim, f"the prefill engine ends the offer: {reason.value}")),)
+    if offer.connection is not None:
+        return (Send(offer.connection, HeartbeatReply(((key, reason),))),)
+    return ()
 
 
 def checked_lease(lease_seconds: float) -> float:

@@ -1,22 +1,29 @@
 """The renewals of one fetch: which are unanswered, and how far the granted ones reach.
 
 All moments are on the reader's own clock. A renewal that was sent at s and granted for n seconds reaches to s + n: the
-prefill side received it later than s, and keeps the blocks n seconds from then.
+prefill side received it later than s, and keeps the blocks n seconds from then. Two clocks do not run equally fast, so
+a little of every lease is not counted on.
 """
 
 from __future__ import annotations
 
 from kvweave.errors import RemoteProtocolError
+from kvweave.protocol.timing import Timing
+
+MOST_DRIFT = 1 / 500
+"""How much faster the prefill side's clock may run. Time synchronisation turns a clock by up to 1/2000 (adjtime(2)),
+and the quartz itself is off by less than 1/5000; twice, for two machines."""
 
 
 class Renewals:
     """Begins with the renewal that is sent together with the reads, at ``now``."""
 
-    def __init__(self, now: float, interval: float) -> None:
-        self.began_at = now
+    def __init__(self, now: float, lease_seconds: float, timing: Timing) -> None:
         self.sequence = 0
         self.granted_until: float | None = None
-        self._interval = interval
+        self._timing = timing
+        self._bound = now + timing.read_seconds
+        self._interval = lease_seconds * timing.renew_fraction
         self._last_sent = now
         self._unanswered: dict[int, float] = {}
         self.send(now)
@@ -35,7 +42,7 @@ class Renewals:
         if not 1 <= sequence <= self.sequence:
             raise RemoteProtocolError(f"renewed: sequence {sequence}, of which {self.sequence} were asked for")
         if sequence in self._unanswered:
-            until = self._unanswered[sequence] + lease_seconds
+            until = self._unanswered[sequence] + lease_seconds * (1 - MOST_DRIFT)
             self.granted_until = until if self.granted_until is None else max(until, self.granted_until)
             self._unanswered = {number: sent for number, sent in self._unanswered.items() if number > sequence}
 
@@ -44,13 +51,15 @@ class Renewals:
         return self.granted_until is not None and moment < self.granted_until
 
     @property
-    def due(self) -> float:
-        """When the next one should be sent."""
-        return self._last_sent + self._interval
+    def next_moment(self) -> float:
+        """When the next one should be sent, or nothing be waited for any more."""
+        return min(self._last_sent + self._interval, self.last_moment)
 
-    def hopeless(self, answer_seconds: float) -> float:
-        """From when on waiting makes no sense: the grants have run out, and the oldest question stays unanswered."""
-        moments = [sent + answer_seconds for sent in self._unanswered.values()][:1]
+    @property
+    def last_moment(self) -> float:
+        """From when on waiting makes no sense: the grants have run out and the oldest question stays unanswered, or the
+        reads take too long."""
+        moments = [sent + self._timing.answer_seconds for sent in self._unanswered.values()][:1]
         if self.granted_until is not None:
             moments.append(self.granted_until)
-        return max(moments)
+        return min(self._bound, max(moments))

@@ -17,6 +17,7 @@ from kvweave.errors import Mismatch
 from kvweave.protocol.effects import (
     AnyFailure,
     DecodeEffect,
+    Drained,
     ForgetPeer,
     PeerFailed,
     PeerLost,
@@ -30,13 +31,11 @@ from kvweave.protocol.fetch import FetchBook
 from kvweave.protocol.fetch_entry import Order
 from kvweave.protocol.handshake import PeerBook, Reception
 from kvweave.protocol.messages import (
-    Acknowledge,
     Claim,
     HandshakeRefused,
     HandshakeReply,
     HandshakeRequest,
     Heartbeat,
-    HeartbeatReply,
     Incompatible,
     OfferKey,
     RefusalReason,
@@ -53,29 +52,30 @@ class PrefillSide:
 
     def __init__(self, engine_id: str, layout: EngineLayout, agents: Sequence[bytes], lease_seconds: float) -> None:
         self.offers = OfferBook(engine_id, lease_seconds)
-        self._reception = Reception(engine_id, layout, agents, lease_seconds)
+        self.reception = Reception(engine_id, layout, agents, lease_seconds)
+        self._drained = False
 
     def offer(
         self, now: float, reference: OfferReference, lease_seconds: float | None = None
     ) -> tuple[PrefillEffect, ...]:
         """See ``OfferBook.offer``."""
-        return self.offers.offer(now, reference, lease_seconds)
+        return self._settle(self.offers.offer(now, reference, lease_seconds))
 
     def withdraw(self, now: float, key: OfferKey) -> tuple[PrefillEffect, ...]:
         """See ``OfferBook.withdraw``."""
-        return self.offers.withdraw(now, key)
+        return self._settle(self.offers.withdraw(now, key))
 
     def receive(self, now: float, connection: Hashable, message: object) -> tuple[PrefillEffect, ...]:
         """What one message on a connection causes; who has not shaken hands is refused."""
         if isinstance(message, HandshakeRequest):
-            return self._reception.receive(connection, message)
-        guest = self._reception.guest(connection)
+            return self.reception.receive(now, connection, message)
+        guest = self.reception.guest(now, connection)
         if guest is None:
             return _stranger(connection, message)
         if isinstance(message, Incompatible):
             problems = tuple(Mismatch(p.field, p.source, p.target, p.remedy) for p in message.problems)
             return (TurnedDown(guest.engine_id, problems),)
-        return self.offers.receive(now, connection, guest, message)
+        return self._settle(self.offers.receive(now, connection, guest, message))
 
     def other_version(self, connection: Hashable, text: str) -> tuple[PrefillEffect, ...]:
         """A peer of another protocol version wrote; the answer is in ours, so that it learns the same."""
@@ -83,15 +83,33 @@ class PrefillSide:
 
     def get_timer(self) -> float | None:
         """When ``handle_timer`` should be called next."""
-        return self.offers.get_timer()
+        return _earlier(self.offers.get_timer(), self.reception.get_timer())
 
     def handle_timer(self, now: float) -> tuple[PrefillEffect, ...]:
         """What the time causes."""
-        return self.offers.handle_timer(now)
+        self.reception.handle_timer(now)
+        return self._settle(self.offers.handle_timer(now))
+
+    def drain(self) -> tuple[PrefillEffect, ...]:
+        """Takes no new offer; ``Drained`` follows when the others have ended."""
+        self.offers.drain()
+        return self._settle(())
+
+    def begin_closing(self, now: float) -> tuple[PrefillEffect, ...]:
+        """Withdraws all offers and tells who reads them."""
+        self.reception.close()
+        return self._settle(self.offers.begin_closing(now))
 
     def close(self) -> tuple[PrefillEffect, ...]:
-        """Ends all offers."""
-        return self.offers.close()
+        """Releases what is left, once nothing of this engine can be read any more."""
+        self.reception.close()
+        return self._settle(self.offers.close())
+
+    def _settle(self, effects: tuple[PrefillEffect, ...]) -> tuple[PrefillEffect, ...]:
+        if self._drained or not self.offers.drained:
+            return effects
+        self._drained = True
+        return (*effects, Drained())
 
 
 def _stranger(connection: Hashable, message: object) -> tuple[PrefillEffect, ...]:
@@ -100,9 +118,13 @@ def _stranger(connection: Hashable, message: object) -> tuple[PrefillEffect, ...
         case Claim() | Renew():
             return (Send(connection, Refused(message.claim, reason, text)),)
         case Heartbeat():
-            return (Send(connection, HeartbeatReply(tuple((key, reason) for key in message.offers))),)
-        case Acknowledge() | _:
+            return (Send(connection, HandshakeRefused(0, reason, text)),)
+        case _:
             return ()
+
+
+def _earlier(*moments: float | None) -> float | None:
+    return min((moment for moment in moments if moment is not None), default=None)
 
 
 class DecodeSide:
@@ -110,8 +132,11 @@ class DecodeSide:
 
     def __init__(self, engine_id: str, layout: EngineLayout, timing: Timing) -> None:
         self.engine_id = engine_id
+        self.num_ranks = len(layout.ranks)
+        self.timing = timing
         self.peers = PeerBook(engine_id, layout, timing)
-        self.fetches = FetchBook(engine_id, len(layout.ranks), timing)
+        self.fetches = FetchBook(engine_id, self.num_ranks, timing)
+        self._drained = False
 
     def name_peer(self, now: float, address: str) -> tuple[DecodeEffect, ...]:
         """Handshakes with a peer of the configuration, now and after every loss."""
@@ -127,7 +152,7 @@ class DecodeSide:
 
     def abort(self, now: float, number: int) -> tuple[DecodeEffect, ...]:
         """See ``FetchBook.abort``."""
-        return self._settle(now, self.fetches.abort(number))
+        return self._settle(now, self.fetches.abort(now, number))
 
     def receive(self, now: float, address: str, message: object) -> tuple[DecodeEffect, ...]:
         """What one message from an address causes."""
@@ -155,24 +180,30 @@ class DecodeSide:
 
     def reads_ended(self, now: float, number: int, rank: int, completed_at: float) -> tuple[DecodeEffect, ...]:
         """See ``FetchBook.reads_ended``."""
-        return self._settle(now, self.fetches.reads_ended(number, rank, completed_at))
+        return self._settle(now, self.fetches.reads_ended(now, number, rank, completed_at))
 
-    def read_failed(self, now: float, number: int, reason: AnyFailure, text: str) -> tuple[DecodeEffect, ...]:
+    def read_failed(
+        self, now: float, number: int, rank: int, reason: AnyFailure, text: str, elsewhere: bool = False
+    ) -> tuple[DecodeEffect, ...]:
         """See ``FetchBook.read_failed``."""
-        return self._settle(now, self.fetches.read_failed(number, reason, text))
+        return self._settle(now, self.fetches.read_failed(now, number, rank, reason, text, elsewhere))
 
     def get_timer(self) -> float | None:
         """When ``handle_timer`` should be called next."""
-        moments = [moment for moment in (self.peers.get_timer(), self.fetches.get_timer()) if moment is not None]
-        return min(moments, default=None)
+        return _earlier(self.peers.get_timer(), self.fetches.get_timer())
 
     def handle_timer(self, now: float) -> tuple[DecodeEffect, ...]:
         """What the time causes."""
         return self._settle(now, self.peers.handle_timer(now) + self.fetches.handle_timer(now))
 
+    def drain(self, now: float) -> tuple[DecodeEffect, ...]:
+        """Takes no new fetch; ``Drained`` follows when the others have ended."""
+        self.fetches.drain()
+        return self._settle(now, ())
+
     def close(self, now: float) -> tuple[DecodeEffect, ...]:
         """Gives all fetches up."""
-        return self._settle(now, self.fetches.close())
+        return self._settle(now, self.fetches.close(now))
 
     def _settle(self, now: float, effects: tuple[DecodeEffect, ...]) -> tuple[DecodeEffect, ...]:
         """Carries effects between the two books until none is left; what remains is for the outside."""
@@ -190,8 +221,11 @@ class DecodeSide:
                 case PeerReady():
                     pending.extend(self.fetches.peer_ready(now, effect.address, effect.lease_seconds))
                 case PeerLost():
-                    pending.extend(self.fetches.peer_lost(effect.address, effect.text))
+                    pending.extend(self.fetches.peer_lost(now, effect.address, effect.text))
                 case PeerFailed():
-                    pending.extend(self.fetches.peer_failed(effect.address, effect.text, effect.problems))
+                    pending.extend(self.fetches.peer_failed(now, effect.address, effect.text, effect.problems))
             outside.append(effect)
+        if self.fetches.drained and not self._drained:
+            self._drained = True
+            outside.append(Drained())
         return tuple(outside)

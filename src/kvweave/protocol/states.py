@@ -70,12 +70,13 @@ class PeerState(StrEnum):
 
 
 class PeerEvent(StrEnum):
-    """What happens to a peer: it is wanted, it replied, its connections are warm, it does not fit, it is lost."""
+    """What happens to a peer: it is wanted, asked once more, has replied, is warm, does not fit, is lost."""
 
     WANT = "want"
     REPLY = "reply"
     WARM = "warm"
     MISFIT = "misfit"
+    REPEAT = "repeat"
     LOSE = "lose"
 
 
@@ -89,6 +90,7 @@ PEER = Table(
             (PeerState.HANDSHAKING, PeerEvent.MISFIT): PeerState.INCOMPATIBLE,
             (PeerState.HANDSHAKING, PeerEvent.LOSE): PeerState.LOST,
             (PeerState.HANDSHAKING, PeerEvent.WANT): PeerState.HANDSHAKING,
+            (PeerState.HANDSHAKING, PeerEvent.REPEAT): PeerState.HANDSHAKING,
             (PeerState.CONNECTING, PeerEvent.WARM): PeerState.READY,
             (PeerState.CONNECTING, PeerEvent.MISFIT): PeerState.INCOMPATIBLE,
             (PeerState.CONNECTING, PeerEvent.LOSE): PeerState.LOST,
@@ -119,10 +121,15 @@ class OfferState(StrEnum):
 
 
 class OfferEvent(StrEnum):
-    """What happens to an offer. ``acknowledge_last`` is the acknowledgement after which no rank is missing."""
+    """What happens to an offer.
+
+    ``acknowledge_last`` is the acknowledgement after which no rank is missing; ``decline`` that of all ranks of an
+    engine that gives an offer back which nobody has claimed.
+    """
 
     BEAT = "beat"
     CLAIM = "claim"
+    DECLINE = "decline"
     RENEW = "renew"
     ACKNOWLEDGE = "acknowledge"
     ACKNOWLEDGE_LAST = "acknowledge_last"
@@ -137,9 +144,9 @@ OFFER = Table(
         {
             (OfferState.OFFERED, OfferEvent.BEAT): OfferState.OFFERED,
             (OfferState.OFFERED, OfferEvent.CLAIM): OfferState.CLAIMED,
+            (OfferState.OFFERED, OfferEvent.DECLINE): OfferState.RELEASED,
             (OfferState.OFFERED, OfferEvent.LEASE_END): OfferState.EXPIRED,
             (OfferState.OFFERED, OfferEvent.WITHDRAW): OfferState.WITHDRAWN,
-            (OfferState.CLAIMED, OfferEvent.BEAT): OfferState.CLAIMED,
             (OfferState.CLAIMED, OfferEvent.RENEW): OfferState.CLAIMED,
             (OfferState.CLAIMED, OfferEvent.ACKNOWLEDGE): OfferState.CLAIMED,
             (OfferState.CLAIMED, OfferEvent.ACKNOWLEDGE_LAST): OfferState.RELEASED,
@@ -152,7 +159,14 @@ OFFER = Table(
         }
     ),
     frozenset(
-        {OfferEvent.BEAT, OfferEvent.CLAIM, OfferEvent.RENEW, OfferEvent.ACKNOWLEDGE, OfferEvent.ACKNOWLEDGE_LAST}
+        {
+            OfferEvent.BEAT,
+            OfferEvent.CLAIM,
+            OfferEvent.DECLINE,
+            OfferEvent.RENEW,
+            OfferEvent.ACKNOWLEDGE,
+            OfferEvent.ACKNOWLEDGE_LAST,
+        }
     ),
 )
 
@@ -174,14 +188,17 @@ class FetchEvent(StrEnum):
     """What happens to a fetch.
 
     ``give_up`` is every reason to fail: refused, unanswered, late, aborted, peer lost, a read failed. ``reads_end``:
-    all reads of all ranks are terminal. ``covered``: a granted renewal reaches past the moment of the last read.
+    all reads of all ranks are terminal. ``retry``: what a rank could not read is read again from another replica.
+    ``covered``: a granted renewal reaches past the moment of the last read. ``repeat``: the claim is sent once more.
     """
 
     START = "start"
     PEER_READY = "peer_ready"
     PEER_CHANGED = "peer_changed"
+    REPEAT = "repeat"
     CLAIMED = "claimed"
     RENEWED = "renewed"
+    RETRY = "retry"
     READS_END = "reads_end"
     COVERED = "covered"
     GIVE_UP = "give_up"
@@ -197,9 +214,11 @@ FETCH = Table(
             (FetchState.AWAITING_PEER, FetchEvent.PEER_READY): FetchState.CLAIMING,
             (FetchState.AWAITING_PEER, FetchEvent.GIVE_UP): FetchState.FAILED,
             (FetchState.CLAIMING, FetchEvent.PEER_CHANGED): FetchState.AWAITING_PEER,
+            (FetchState.CLAIMING, FetchEvent.REPEAT): FetchState.CLAIMING,
             (FetchState.CLAIMING, FetchEvent.CLAIMED): FetchState.READING,
             (FetchState.CLAIMING, FetchEvent.GIVE_UP): FetchState.FAILED,
             (FetchState.READING, FetchEvent.RENEWED): FetchState.READING,
+            (FetchState.READING, FetchEvent.RETRY): FetchState.READING,
             (FetchState.READING, FetchEvent.READS_END): FetchState.AWAITING_GRANT,
             (FetchState.READING, FetchEvent.GIVE_UP): FetchState.DRAINING,
             (FetchState.AWAITING_GRANT, FetchEvent.RENEWED): FetchState.AWAITING_GRANT,

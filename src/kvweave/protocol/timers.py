@@ -31,6 +31,11 @@ class Timers(Generic[Key]):
         """Forgets ``key``; an unknown one is ignored."""
         self._moments.pop(key, None)
 
+    def get(self, key: Key) -> float | None:
+        """When ``key`` is due; None when it is not waiting."""
+        entry = self._moments.get(key)
+        return None if entry is None else entry[0]
+
     def next(self) -> float | None:
         """The earliest moment, None when there is none."""
         while self._heap and self._moments.get(self._heap[0][2]) != self._heap[0][:2]:

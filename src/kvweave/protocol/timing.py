@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from kvweave.errors import ConfigurationError
 
@@ -13,7 +13,9 @@ class Timing:
 
     ``handshake_seconds`` from the first word to warm connections; ``answer_seconds`` for one answer on the control
     channel; ``read_seconds`` for the reads of one fetch, renewals or not. ``renew_fraction`` of a lease passes between
-    two renewals or heartbeats. ``retry_seconds`` is how long an incompatible peer is not asked again.
+    two renewals or heartbeats. ``retry_seconds`` is how long an incompatible peer is not asked again. What is not
+    answered is said again after ``resend_seconds``, and each time twice as long after the last. A ready peer that
+    leaves a heartbeat unanswered and says nothing else for ``silence_seconds`` is lost.
     """
 
     handshake_seconds: float = 20.0
@@ -21,9 +23,11 @@ class Timing:
     read_seconds: float = 120.0
     renew_fraction: float = 1 / 3
     retry_seconds: float = 10.0
+    resend_seconds: float = 1.0
+    silence_seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("handshake_seconds", "answer_seconds", "read_seconds", "retry_seconds"):
+        for name in (field.name for field in fields(self) if field.name.endswith("_seconds")):
             value = getattr(self, name)
             if not 0 < value < float("inf"):
                 raise ConfigurationError(f"{name}: {value} is not a number of seconds above 0")

@@ -1,0 +1,86 @@
+"""The ready peers of a decode engine: when each hears from us next, and whether it still answers.
+
+One heartbeat a peer carries the offers of all queued requests; where there are none it asks for a sign of life. So a
+peer that is gone is found out within a heartbeat's interval and ``silence_seconds``, also when nothing else is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvweave.protocol.timers import Timers
+from kvweave.protocol.timing import Timing
+
+
+@dataclass(slots=True)
+class _Contact:
+    lease_seconds: float
+    salt: int
+
+
+class Contacts:
+    """All ready peers, by address. ``first_salt`` is where the rotation over a peer's replicas begins."""
+
+    def __init__(self, timing: Timing, first_salt: int) -> None:
+        self._timing = timing
+        self._first_salt = first_salt
+        self._contacts: dict[str, _Contact] = {}
+        self._beats: Timers[str] = Timers()
+        self._silences: Timers[str] = Timers()
+
+    def __len__(self) -> int:
+        return len(self._contacts)
+
+    def __contains__(self, address: str) -> bool:
+        return address in self._contacts
+
+    def ready(self, now: float, address: str, lease_seconds: float) -> None:
+        """A peer is ready from now on."""
+        self._contacts[address] = _Contact(lease_seconds, self._first_salt)
+        self._beats.set(address, now)
+
+    def lose(self, address: str) -> None:
+        """Forgets a peer."""
+        self._contacts.pop(address, None)
+        self._beats.cancel(address)
+        self._silences.cancel(address)
+
+    def lease(self, address: str) -> float | None:
+        """The lease of a ready peer; None when it is not ready."""
+        contact = self._contacts.get(address)
+        return None if contact is None else contact.lease_seconds
+
+    def salt(self, address: str) -> int:
+        """A rotation per peer, one step a request; engines begin at different replicas."""
+        contact = self._contacts[address]
+        contact.salt += 1
+        return contact.salt - 1
+
+    def hear(self, address: str) -> None:
+        """The peer has said something."""
+        self._silences.cancel(address)
+
+    def beat_by(self, address: str, moment: float) -> None:
+        """The next heartbeat comes at ``moment`` or earlier."""
+        due = self._beats.get(address)
+        if address in self._contacts and (due is None or moment < due):
+            self._beats.set(address, moment)
+
+    def beat(self, now: float, address: str) -> None:
+        """A heartbeat is sent; an answer is awaited from the first one on that has none."""
+        self._beats.set(address, now + self._contacts[address].lease_seconds * self._timing.renew_fraction)
+        if self._silences.get(address) is None:
+            self._silences.set(address, now + self._timing.silence_seconds)
+
+    def due(self, now: float) -> list[str]:
+        """Who should hear from us now."""
+        return self._beats.due(now)
+
+    def silent(self, now: float) -> list[str]:
+        """Who has not answered for too long."""
+        return self._silences.due(now)
+
+    def get_timer(self) -> float | None:
+        """When one of the two will be."""
+        moments = [moment for moment in (self._beats.next(), self._silences.next()) if moment is not None]
+        return min(moments, default=None)

@@ -1,0 +1,1 @@
+"""The protocol under a virtual clock, with everything going wrong that can: a deterministic simulation from a seed."""
