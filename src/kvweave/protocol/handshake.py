@@ -90,6 +90,10 @@ class Reception:
         self._guests.move_to_end(connection)
         return found[0]
 
+    def forget(self, connection: Hashable) -> None:
+        """Who was at the other end of a connection has left it."""
+        self._guests.pop(connection, None)
+
     def close(self) -> None:
         """Turns everybody away from now on."""
         self._closed = True

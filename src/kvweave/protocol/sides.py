@@ -73,6 +73,7 @@ class PrefillSide:
         if guest is None:
             return _stranger(connection, message)
         if isinstance(message, Incompatible):
+            self.reception.forget(connection)
             problems = tuple(Mismatch(p.field, p.source, p.target, p.remedy) for p in message.problems)
             return (TurnedDown(guest.engine_id, problems),)
         return self._settle(self.offers.receive(now, connection, guest, message))

@@ -249,7 +249,7 @@ class DecodeProcess(Process):
         if source is None:
             raise LookupError(f"{self.name}: no replica is left for rank {rank}")
         pairs = tuple(zip(effect.source_tables[GROUP], effect.target_tables[GROUP], strict=True))
-        read = Read(effect.fetch, rank, piece, peer.process, source, pairs, tried=tried)
+        read = Read(effect.fetch, transfer.handover.serial, rank, piece, peer.process, source, pairs, tried=tried)
         transfer.reading[rank].append(read)
         self.reads.post(read, self._read_ended)
 
@@ -362,7 +362,7 @@ class DecodeProcess(Process):
     def _free(self, transfer: Transfer) -> None:
         del self.transfers[transfer.number]
         self.pool.give_back(transfer.blocks, transfer.number)
-        self._start()
+        self.soon(0.0, self._start)
 
     def _drained(self) -> None:
         self._ledger.require(not self.drained, f"{self.name}: drained twice")

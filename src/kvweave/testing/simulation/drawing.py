@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from kvweave.protocol.timing import Timing
 from kvweave.testing.simulation.scenario import (
     CALM,
+    SWIFT,
     Close,
     Crash,
     Drain,
@@ -25,7 +27,6 @@ from kvweave.testing.simulation.scenario import (
     Weather,
 )
 
-LEASE_SECONDS = 2.0
 CALM_SHARE = 0.03
 """How many scenarios have no fault at all: there everything must be delivered."""
 
@@ -36,12 +37,26 @@ def draw(seed: int, requests: int = 20) -> Scenario:
     prefill = tuple(Shape(dice.choice((1, 2, 4)), dice.randint(6, 14)) for _ in range(dice.choice((2, 2, 2, 3))))
     decode = tuple(Shape(dice.choice((1, 2, 2, 4)), dice.randint(6, 14)) for _ in range(dice.choice((2, 2, 2, 3))))
     horizon = 0.4 * requests
+    lease_seconds = dice.choice((0.5, 1.0, 2.0, 3.0))
     calm = dice.random() < CALM_SHARE
     drawn = tuple(_request(dice, number, horizon, len(prefill), len(decode), calm) for number in range(requests))
     plans = tuple(sorted(drawn, key=lambda plan: plan.at))
-    faults = () if calm else tuple(sorted(_faults(dice, horizon, prefill, decode), key=lambda fault: fault.at))
+    faults = () if calm else tuple(sorted(_faults(dice, horizon, lease_seconds, prefill, decode), key=lambda fault: fault.at))
     weather = CALM if calm else _weather(dice)
-    return Scenario(seed, prefill, decode, plans, faults, weather, LEASE_SECONDS, named_peers=dice.random() < 0.3)
+    timing = SWIFT if calm else _timing(dice)
+    return Scenario(seed, prefill, decode, plans, faults, weather, lease_seconds, timing, dice.random() < 0.3)
+
+
+def _timing(dice: random.Random) -> Timing:
+    return Timing(
+        handshake_seconds=dice.choice((1.0, 2.0)),
+        answer_seconds=dice.choice((0.5, 1.0, 2.0)),
+        read_seconds=dice.choice((3.0, 6.0)),
+        renew_fraction=dice.choice((0.2, 1 / 3, 0.6)),
+        retry_seconds=1.0,
+        resend_seconds=dice.choice((0.1, 0.3)),
+        silence_seconds=dice.choice((0.8, 2.0)),
+    )
 
 
 def _weather(dice: random.Random) -> Weather:
@@ -74,7 +89,7 @@ def _request(
         dice.uniform(0.01, 0.3),
         dice.uniform(0.01, 0.4),
         queue_seconds,
-        lease_seconds=dice.uniform(1.0, 4.0) if dice.random() < 0.2 else None,
+        lease_seconds=dice.uniform(0.4, 4.0) if dice.random() < 0.2 else None,
         abort_after=_moment(dice) if dice.random() < 0.15 * some else None,
         withdraw_after=_moment(dice) if dice.random() < 0.1 * some else None,
         resent=tuple(_moment(dice) for _ in range(dice.choice((1, 1, 2)))) if dice.random() < 0.2 * some else (),
@@ -88,7 +103,7 @@ def _moment(dice: random.Random) -> float:
 
 
 def _faults(
-    dice: random.Random, horizon: float, prefill: tuple[Shape, ...], decode: tuple[Shape, ...]
+    dice: random.Random, horizon: float, lease: float, prefill: tuple[Shape, ...], decode: tuple[Shape, ...]
 ) -> Iterator[Fault]:
     places = [Place(Role.PREFILL, n) for n in range(len(prefill))] + [Place(Role.DECODE, n) for n in range(len(decode))]
     for _ in range(dice.randint(1, 8)):
@@ -96,7 +111,7 @@ def _faults(
         source, target = dice.randrange(len(prefill)), dice.randrange(len(decode))
         match dice.randrange(9):
             case 0 | 1:
-                yield Stop(at, place, dice.choice((0.2, 1.0, LEASE_SECONDS + 0.5, 3 * LEASE_SECONDS)))
+                yield Stop(at, place, dice.choice((0.2, 1.0, lease + 0.3, 2 * lease, 3 * lease)))
             case 2 | 3:
                 yield _crash(dice, at, place, (prefill, decode)[place.role is Role.DECODE][place.number])
             case 4:

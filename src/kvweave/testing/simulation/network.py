@@ -1,7 +1,8 @@
 """The control channel between engines: it delays, loses, repeats and reorders, and is cut for a while.
 
 As with the real sockets, the decode side opens a channel per address, and whoever listens there sees a connection that
-is new with every channel and with every process. What is sent on a channel that was closed arrives nowhere.
+is new with every channel and with every process. What was sent before
+a channel was closed still arrives; what is answered on it then does not.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from kvweave.testing.simulation.ledger import Ledger
-from kvweave.testing.simulation.scenario import Partition, Place, Role, Slow, Weather
+from kvweave.testing.simulation.scenario import CALM, Partition, Place, Role, Scenario, Slow, Weather
 from kvweave.testing.simulation.schedule import Process, Schedule
 
 
@@ -84,7 +85,7 @@ class Network:
 
     def _reach(self, channel: Channel, data: bytes) -> None:
         found = self.listening.get(channel.address)
-        if not channel.open or not channel.process.alive:
+        if found is None and not channel.open:
             return
         if found is None:
             self._ledger.count("connections refused")
@@ -108,15 +109,19 @@ def _hear(channel: Channel, data: bytes) -> None:
 
 
 class WeatherDelays:
-    """Delays by the weather, by partitions and by slow engines; each pair and direction has dice of its own."""
+    """Delays by the weather, by partitions and by slow engines; each pair and direction has dice of its own.
 
-    def __init__(self, seed: int, schedule: Schedule, ledger: Ledger, weather: Weather) -> None:
+    From ``scenario.calm_at`` on the weather is calm.
+    """
+
+    def __init__(self, scenario: Scenario, schedule: Schedule, ledger: Ledger) -> None:
         self.cuts: list[Partition] = []
         self.slow: list[Slow] = []
-        self._seed = seed
+        self._seed = scenario.seed
+        self._calm_at = scenario.calm_at
         self._schedule = schedule
         self._ledger = ledger
-        self._weather = weather
+        self._weather = scenario.weather
         self._dice: dict[tuple[Place, Place], random.Random] = {}
 
     def __call__(self, source: Place, target: Place) -> Sequence[float]:
@@ -124,17 +129,16 @@ class WeatherDelays:
         dice = self._dice.get((source, target))
         if dice is None:
             dice = self._dice[source, target] = random.Random(f"{self._seed} {source} {target}")
-        weather = self._weather
+        weather = self._weather if self._schedule.now < self._calm_at else CALM
         copies = 1 if dice.random() >= weather.repeated else 2
-        delays = [self._delay(dice, source, target) for _ in range(copies)]
+        delays = [self._delay(weather, dice, source, target) for _ in range(copies)]
         if dice.random() < weather.lost or any(_cuts(cut, source, target) for cut in self.cuts):
             self._ledger.count("messages lost")
             return ()
         self._ledger.count("messages repeated", copies - 1)
         return delays
 
-    def _delay(self, dice: random.Random, source: Place, target: Place) -> float:
-        weather = self._weather
+    def _delay(self, weather: Weather, dice: random.Random, source: Place, target: Place) -> float:
         longest = weather.late_seconds if dice.random() < weather.late else weather.quick_seconds
         more = sum(slow.delay for slow in self.slow if slow.place in (source, target))
         return dice.uniform(0.0001, longest) + more

@@ -184,7 +184,7 @@ class PrefillProcess(Process):
             return
         self._ledger.note(f"{self.name} releases", effect.offer, effect.reason.value, f"#{offered.serial}")
         self._ledger.count(f"released: {effect.reason.value}")
-        reads = self._world.reads_from(self, offered.blocks)
+        reads = self._world.reads_of(offered.serial)
         if reads and self.readable:
             self._ledger.count("blocks reused under a read after their lease")
             over = self.clock >= offered.promised_until
@@ -194,7 +194,7 @@ class PrefillProcess(Process):
                 f"{reads[0].fetch} reads it",
             )
         self.pool.give_back(offered.blocks, offered.serial)
-        self._start()
+        self.soon(0.0, self._start)
 
     def _drained(self) -> None:
         self._ledger.require(not self.drained, f"{self.name}: drained twice")

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class Read:
-    """One piece of one rank. ``lost``: it failed because its source is gone. ``tried`` are replicas that failed."""
+    """One piece of one rank, of the content that its reference stands for. ``lost``: it failed because its source is gone. ``tried`` are replicas that failed."""
 
     fetch: int
+    serial: int | None
     rank: int
     piece: int
     source: PrefillProcess
@@ -61,15 +62,9 @@ class Reads:
         """The content of a piece of a rank's block."""
         return self._labels.get((rank, piece, block))
 
-    def of_source(self, source: Process, blocks: Sequence[int]) -> list[Read]:
-        """Reads under way out of these blocks."""
-        wanted = set(blocks)
-        return [
-            read
-            for reads in self.open.values()
-            for read in reads
-            if read.source is source and not wanted.isdisjoint(block for block, _ in read.pairs)
-        ]
+    def of_content(self, serial: int) -> list[Read]:
+        """Reads under way that are to bring this content."""
+        return [read for reads in self.open.values() for read in reads if read.serial == serial]
 
     def post(self, read: Read, ended: Ended) -> None:
         """Begins a read; ``ended(read)`` follows."""

@@ -182,6 +182,10 @@ class Weather:
 
 
 CALM = Weather()
+SWIFT = Timing(
+    handshake_seconds=2.0, answer_seconds=1.0, read_seconds=5.0, retry_seconds=1.0, resend_seconds=0.2,
+    silence_seconds=1.5,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +199,7 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     weather: Weather = CALM
     lease_seconds: float = 2.0
-    timing: Timing = Timing(
-        handshake_seconds=2.0, answer_seconds=1.0, read_seconds=5.0, retry_seconds=1.0, resend_seconds=0.2,
-        silence_seconds=1.5,
-    )  # fmt: skip
+    timing: Timing = SWIFT
     named_peers: bool = False
 
     @property

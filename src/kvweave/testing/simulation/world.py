@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -62,7 +61,7 @@ class World:
         self.plant = plant
         self.schedule = Schedule()
         self.ledger = Ledger(self.schedule, traced)
-        self.weather = WeatherDelays(scenario.seed, self.schedule, self.ledger, scenario.weather)
+        self.weather = WeatherDelays(scenario, self.schedule, self.ledger)
         self.network = Network(self.schedule, self.ledger, delays or self.weather)
         self.read_faults = ReadFaults(self.schedule, scenario.weather)
         self._dice = random.Random(f"{scenario.seed} clients")
@@ -107,11 +106,9 @@ class World:
         """Whose address it is."""
         return self._places.get(address)
 
-    def reads_from(self, process: PrefillProcess, blocks: Sequence[int]) -> list[Read]:
-        """All reads under way out of these blocks."""
-        return [
-            read for decode in self._decodes if decode.alive for read in decode.reads.of_source(process, blocks)
-        ]
+    def reads_of(self, serial: int) -> list[Read]:
+        """All reads under way that are to bring this content."""
+        return [read for decode in self._decodes if decode.alive for read in decode.reads.of_content(serial)]
 
     def prefill(self, number: int) -> PrefillProcess:
         """Who holds that place now."""
