@@ -137,6 +137,9 @@ class DecodeCoordinator:
             self._carry_out(command)
         for address, data in self._client.receive():
             self._receive(address, data)
+        for address in self._client.unreachable():
+            text = f"{address}: nobody listens there, or the address is wrong; is the prefill engine running?"
+            self._perform(self._side.lose(self._clock(), address, text))
         for worker in self._workers:
             for event in worker.poll():
                 self._hear(event)
