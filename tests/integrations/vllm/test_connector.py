@@ -27,9 +27,11 @@ def transfer_config(**changes: Any) -> Any:
     return KVTransferConfig(kv_connector="KVWeaveConnector", kv_role="kv_both", **changes)
 
 
-def test_found_by_its_module() -> None:
+def test_found_by_its_module_and_by_its_name_from_then_on(by_name: None) -> None:
     config = transfer_config(kv_connector_module_path="kvweave.integrations.vllm")
+    KVConnectorFactory._registry.pop("KVWeaveConnector", None)
     assert KVConnectorFactory.get_connector_class(config) is KVWeaveConnector
+    assert KVConnectorFactory.get_connector_class_by_name("KVWeaveConnector") is KVWeaveConnector
 
 
 def test_found_by_its_name_once_the_plugin_has_run(by_name: None) -> None:

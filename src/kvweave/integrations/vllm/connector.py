@@ -20,8 +20,9 @@ from kvweave.integrations.vllm.metadata import Finished, RankHandshake
 from kvweave.integrations.vllm.offers import only_full_and_states
 from kvweave.integrations.vllm.params import is_offered
 from kvweave.integrations.vllm.scheduler import SchedulerRole
-from kvweave.integrations.vllm.settings import read_settings, refuse_rivals
+from kvweave.integrations.vllm.settings import read_settings
 from kvweave.integrations.vllm.stats import KVWeavePromMetrics, KVWeaveStats
+from kvweave.integrations.vllm.support import refuse_unsupported
 from kvweave.integrations.vllm.version import require_known_version
 from kvweave.integrations.vllm.worker import WorkerRole
 
@@ -39,8 +40,8 @@ class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         require_known_version()
         super().__init__(vllm_config, role, kv_cache_config)
         _join_logging()
+        refuse_unsupported(vllm_config, get_current_vllm_config_or_none())
         settings = read_settings(vllm_config)
-        refuse_rivals(vllm_config.kv_transfer_config, get_current_vllm_config_or_none())
         self._scheduler: SchedulerRole | None = None
         self._worker: WorkerRole | None = None
         if role == KVConnectorRole.SCHEDULER:
