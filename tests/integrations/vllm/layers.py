@@ -20,6 +20,7 @@ from vllm.v1 import kv_cache_interface as specs
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as MambaKind
 
 from kvweave.integrations.vllm.layer_facts import LayerFacts
+from tests.integrations.vllm.slots import state_slots, token_slots
 
 Tokens = Any
 WINDOWED = ("sliding_window", "attention_chunk_size")
@@ -41,18 +42,20 @@ class Side:
     conv_order: str = "SD"
     num_blocks: int = 24
 
-    def slots(self, table: Any, tokens: Tokens, rank: int, block_size: int, dcp_sharded: bool = True) -> Any:
-        """Of these tokens the ones that a rank keeps, and their slots: block id x block size + place in the block."""
-        if self.dcp > 1 and dcp_sharded:
-            mine = tokens // self.interleave % self.dcp == rank % self.dcp
-            tokens = tokens[mine]
-            turn = self.interleave * self.dcp
-            local = tokens // turn * self.interleave + tokens % self.interleave
-        else:
-            local = tokens
-        blocks = np.asarray(table)[local // block_size]
-        there = blocks != 0
-        return tokens[there], (blocks * block_size + local % block_size)[there]
+    def slots(self, table: Any, tokens: Tokens, rank: int, block_size: int, dcp_sharded: bool) -> Any:
+        """Of these tokens the ones that a rank keeps in blocks of its own, and their slots, both as vLLM says."""
+        slots = token_slots(table, tokens, block_size, *self._context(rank, dcp_sharded))
+        there = slots >= block_size  # -1: another rank's; block 0 is vLLM's null block
+        return tokens[there], slots[there]
+
+    def entry_slots(self, table: Any, tokens: Tokens, rank: int, block_size: int, rate: int, dcp_sharded: bool) -> Any:
+        """Of these tokens the compressed entries that they complete, and their slots, both as vLLM says."""
+        slots = state_slots(table, tokens, block_size, rate, *self._context(rank, dcp_sharded))
+        there = slots >= block_size // rate
+        return tokens[there] // rate, slots[there]
+
+    def _context(self, rank: int, dcp_sharded: bool) -> tuple[int, int, int]:
+        return (self.dcp, rank % self.dcp, self.interleave) if dcp_sharded else (1, 0, 1)
 
 
 def labels(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -109,7 +112,7 @@ class Heads:
         return slice(head, head + 1)
 
     def write(self, tensor: Any, side: Side, rank: int, table: Any, tokens: Tokens, whole: Any) -> None:
-        tokens, slots = side.slots(table, tokens, rank, side.block_size)
+        tokens, slots = side.slots(table, tokens, rank, side.block_size, self.spec(side, rank).dcp_sharded)
         held = self.held(side, rank)
         block, place = torch.as_tensor(slots // tensor.shape[2]), torch.as_tensor(slots % tensor.shape[2])
         if self.quantised_row is not None:
@@ -167,10 +170,11 @@ class Latent:
         return labels((num_tokens // self.rate, self.row or self.size), dtype, seed)
 
     def write(self, tensor: Any, side: Side, rank: int, table: Any, tokens: Tokens, whole: Any) -> None:
-        entries = np.unique(tokens // self.rate)
-        entries = entries[(entries + 1) * self.rate - 1 <= tokens[-1]] if len(tokens) else entries
-        per_block = (self.block_size or side.block_size) // self.rate
-        entries, slots = side.slots(table, entries, rank, per_block, self.window is None and self.rate == 1)
+        block_size, dcp_sharded = self.block_size or side.block_size, self.spec(side, rank).dcp_sharded
+        if self.rate == 1:
+            entries, slots = side.slots(table, tokens, rank, block_size, dcp_sharded)
+        else:
+            entries, slots = side.entry_slots(table, tokens, rank, block_size, self.rate, dcp_sharded)
         block, place = torch.as_tensor(slots // tensor.shape[2]), torch.as_tensor(slots % tensor.shape[2])
         if self.values is None:
             tensor.view(whole.dtype)[block, 0, place] = whole[entries]
