@@ -44,9 +44,12 @@ CACHELESS_DRAFTERS = frozenset({"ngram", "ngram_gpu", "suffix", "medusa", "mlp_s
 """Methods that cache nothing of a prompt, so that either side may use them alone."""
 
 
-def _method(vllm_config: Any) -> str | None:
-    speculation = vllm_config.speculative_config
-    return None if speculation is None else str(speculation.method)
+def _refused_method(method: str, reason: str) -> Refusal:
+    def applies(vllm_config: Any) -> bool:
+        speculation = vllm_config.speculative_config
+        return bool(speculation is not None and speculation.method == method)
+
+    return Refusal(f"--speculative-config method {method}", reason, "choose another method", applies)
 
 
 def _names_media_by_number(vllm_config: Any) -> bool:
@@ -100,13 +103,7 @@ REFUSED_OPTIONS: tuple[Refusal, ...] = (
         "tensor rank only", "set --decode-context-parallel-size to the same size, or leave prefill context away",
         _replicates_by_context,
     ),
-    *(
-        Refusal(
-            f"--speculative-config method {method}", reason, "choose another method",
-            lambda config, method=method: _method(config) == method,
-        )
-        for method, reason in REFUSED_METHODS.items()
-    ),
+    *(_refused_method(method, reason) for method, reason in REFUSED_METHODS.items()),
 )  # fmt: skip
 """vLLM's options that are refused at start."""
 
