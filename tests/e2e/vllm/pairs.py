@@ -89,10 +89,8 @@ def _blocks(model: str, prefill: int, decode: int, edges: tuple[int, ...] = ()) 
 
 
 def _sliding(model: str) -> list[Pair]:
-    return [
-        *_tensor_parallel(model),
-        Pair(model, "tp 1>1, edges", "tp=1", "tp=1", (32, 128)),
-    ]
+    """vLLM's blocks have 128 tokens on a CPU unless others are stated."""
+    return [*_tensor_parallel(model), Pair(model, "tp 1>1, edges", "tp=1", "tp=1", (128,))]
 
 
 PAIRS: Sequence[Pair] = (

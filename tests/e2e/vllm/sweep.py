@@ -37,6 +37,8 @@ class Sweep:
     results: Results
     models: Path
     progress: Progress
+    again: bool = False
+    """Run also what still holds."""
     began: float = field(default_factory=time.monotonic)
 
     def run(self, pairs: Sequence[Pair], contenders: Sequence[Contender]) -> list[Row]:
@@ -50,7 +52,7 @@ class Sweep:
         return [rows[pair.model, pair.name, contender.name] for pair in pairs for contender in contenders]
 
     def _turn(self, model: str, pairs: Sequence[Pair], contender: Contender) -> list[Row]:
-        found = {pair: self.results.load(pair, contender.name) for pair in pairs}
+        found = {pair: None if self.again else self.results.load(pair, contender.name) for pair in pairs}
         rows = [row for row in found.values() if row is not None]
         missing = [pair for pair, row in found.items() if row is None]
         if missing:
@@ -72,7 +74,8 @@ def main() -> int:
     folder: Path = options.folder or cache_folder() / "e2e"
     stated = os.environ.get("KVWEAVE_E2E_MODELS")
     progress = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    sweep = Sweep(Results(folder, options.keep_stale), Path(stated) if stated else folder / "models", progress.print)
+    models = Path(stated) if stated else folder / "models"
+    sweep = Sweep(Results(folder, options.keep_stale), models, progress.print, options.again)
     pairs = chosen(CORE if options.core else PAIRS, options.only, options.rows)
     try:
         rows = sweep.run(pairs, [KVWEAVE] if options.core or options.no_incumbent else [KVWEAVE, NIXL])
@@ -104,6 +107,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rows", type=listed, default=[], metavar="PAIRS", help="parts of names: 'tp 2>1,block'")
     parser.add_argument("--core", action="store_true", help="one pair of each kind, ours only: what CI runs")
     parser.add_argument("--no-incumbent", action="store_true", help="ours only")
+    parser.add_argument("--again", action="store_true", help="run also the rows that are kept and still hold")
     parser.add_argument("--keep-stale", action="store_true", help="keep rows of other sources and versions")
     parser.add_argument("--folder", type=Path, help="where rows and logs are kept (e2e in kvweave's cache folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
