@@ -41,7 +41,7 @@ def test_our_row_falls_with_our_source_and_the_incumbents_stays(tmp_path: Path) 
 @pytest.mark.parametrize("connector", [OURS, INCUMBENT])
 def test_a_row_falls_with_a_version(tmp_path: Path, connector: str) -> None:
     results = Results(tmp_path)
-    results.save(replace(row(connector), versions=versions() | {"python": "2.7"}))
+    results.save(replace(row(connector), versions={**versions(), "python": "2.7"}))
     assert results.load(PAIR, connector) is None
 
 
