@@ -99,10 +99,16 @@ class SchedulerRole:
         zeroed, self._zeroed = frozenset(self._zeroed), set()
         if self._loads is None:
             return Finished(released)
-        ended = self._loads.take_ended()
-        for request_id, incomplete in ended.incomplete.items():
-            self._keep_unpublished(request_id, incomplete)
-        return Finished(released, ended.loaded, ended.failed, zeroed)
+        failed = self._loads.take_failed()
+        return Finished(released, failed, zeroed, self._loads.under_way)
+
+    def take_loaded(self) -> frozenset[str]:
+        """Requests whose load was delivered since; their blocks hold what was offered."""
+        delivered = {} if self._loads is None else self._loads.take_delivered()
+        for request_id, report in delivered.items():
+            if report.incomplete:
+                self._keep_unpublished(request_id, report.incomplete)
+        return frozenset(delivered)
 
     def take_stats(self) -> KVWeaveStats | None:
         """What happened since the last call."""
