@@ -1,4 +1,4 @@
-"""A tiny random model that sees pictures (LLaVA: a CLIP tower in front of a Llama), and pictures to show it."""
+"""A tiny random model that sees pictures (BLIP-2 in front of a Llama), and pictures to show it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kvweave.engines.hf.tiny import VOCABULARY, byte_tokenizer
 from tests.e2e.vllm.proxy import REQUEST_SECONDS, Answer
 
 PICTURE_TOKEN = VOCABULARY - 4
+NUM_PICTURE_TOKENS = 16
 SIDE = 56
 _WIDE = {"initializer_range": 0.25}
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -22,40 +23,32 @@ def seeing_model(folder: Path) -> Path:
     if (folder / "config.json").exists():
         return folder
     import torch
-    from transformers import (
-        AddedToken,
-        CLIPImageProcessor,
-        CLIPVisionConfig,
-        LlamaConfig,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-        LlavaProcessor,
-    )
+    from tokenizers import AddedToken
+    from transformers import Blip2Config, Blip2ForConditionalGeneration, Blip2Processor, BlipImageProcessorPil
 
-    vision = CLIPVisionConfig(
-        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=SIDE,
-        patch_size=14, **_WIDE,
-    )  # fmt: skip
-    text = LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4,
-        head_dim=32, vocab_size=VOCABULARY, bos_token_id=VOCABULARY - 3, eos_token_id=VOCABULARY - 2,
-        pad_token_id=VOCABULARY - 1, max_position_embeddings=2048, tie_word_embeddings=False, **_WIDE,
-    )  # fmt: skip
-    config = LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=PICTURE_TOKEN, tie_word_embeddings=False, **_WIDE,
+    text = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
+        "vocab_size": VOCABULARY, "bos_token_id": VOCABULARY - 3, "eos_token_id": VOCABULARY - 2,
+        "pad_token_id": VOCABULARY - 1, "max_position_embeddings": 2048, "tie_word_embeddings": False, **_WIDE,
+    }  # fmt: skip
+    tower = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, **_WIDE}
+    config = Blip2Config(
+        vision_config=tower | {"image_size": SIDE, "patch_size": 14}, text_config=text,
+        qformer_config=tower | {"encoder_hidden_size": 64, "vocab_size": VOCABULARY},
+        num_query_tokens=NUM_PICTURE_TOKENS, image_token_index=PICTURE_TOKEN, tie_word_embeddings=False, **_WIDE,
     )  # fmt: skip
     torch.manual_seed(5)
-    LlavaForConditionalGeneration(config).save_pretrained(folder)
+    network = Blip2ForConditionalGeneration(config)
+    torch.nn.init.normal_(network.query_tokens)
+    network.save_pretrained(folder)
     tokenizer = byte_tokenizer()
     fillers = [AddedToken(f"<{number}>", special=True) for number in range(len(tokenizer), PICTURE_TOKEN)]
     tokenizer.add_special_tokens({"additional_special_tokens": [*fillers, AddedToken("<image>", special=True)]})
     tokenizer.chat_template = _TEMPLATE
-    size = {"height": SIDE, "width": SIDE}
-    pictures = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size=size)
-    LlavaProcessor(
-        pictures, tokenizer, patch_size=14, vision_feature_select_strategy="default", chat_template=_TEMPLATE,
-        num_additional_image_tokens=1,
-    ).save_pretrained(folder)  # fmt: skip
+    pictures = BlipImageProcessorPil(size={"height": SIDE, "width": SIDE})
+    Blip2Processor(pictures, tokenizer, num_query_tokens=NUM_PICTURE_TOKENS).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

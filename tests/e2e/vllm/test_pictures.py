@@ -18,7 +18,7 @@ UNNAMED = ("--mm-processor-cache-gb", "0", "--no-enable-prefix-caching")
 @pytest.fixture(scope="module")
 def pair(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     """A prefill and a decode server of the model."""
-    folder = seeing_model(models / "llava")
+    folder = seeing_model(models / "blip2")
     deployments = [
         deploy("prefill", "llama", folder, "tp=1,block=64", kvweave("kv_producer")),
         deploy("decode", "llama", folder, "tp=1,block=32", kvweave("kv_consumer", "recompute")),
@@ -52,7 +52,7 @@ def test_the_same_tokens_with_another_picture_are_computed(pair: Sequence[Server
 
 
 def test_pictures_without_names_are_refused_at_start(models: Path, tmp_path: Path) -> None:
-    folder = seeing_model(models / "llava")
+    folder = seeing_model(models / "blip2")
     refused = deploy("refused", "llama", folder, "tp=1,cache=off", kvweave("kv_producer"), UNNAMED)
     with pytest.raises(ServerFailed), running([refused], tmp_path):
         pass

@@ -51,7 +51,7 @@ def test_a_draft_models_own_cache_is_loaded_too(models: Path, tmp_path: Path) ->
     with running(pair, tmp_path) as (source, target):
         check_loaded(source, target)
         drafted = total(target, "spec_decode_num_draft_tokens_total")
-        assert total(target, "spec_decode_num_accepted_tokens_total") > 0.9 * drafted > 0
+        assert total(target, "spec_decode_num_accepted_tokens_total") > 0.8 * drafted > 0
 
 
 def test_an_eagle_head_on_both_sides(models: Path, tmp_path: Path) -> None:
