@@ -135,7 +135,8 @@ class Heads:
 class Latent:
     """One vector per entry: MLA, its quantised rows, indexer keys, DeepSeek V4's compressed and windowed caches.
 
-    ``values`` are the bytes of a row that lie before the scales of the page, None where a row is one piece.
+    ``values`` are the bytes of a row that lie before the scales of the page, None where a row is one piece; ``made`` is
+    the spec where a layer of vLLM has made it.
     """
 
     size: int
@@ -149,11 +150,14 @@ class Latent:
     cache_dtype: str | None = None
     alignment: int | None = None
     page_tokens: int | None = None
+    made: Any = None
 
     def facts(self, side: Side) -> LayerFacts:
         return LayerFacts(self.backend, None, self.page_tokens)
 
     def spec(self, side: Side, rank: int) -> Any:
+        if self.made is not None:
+            return self.made
         kind = specs.MLAAttentionSpec if self.window is None else specs.SlidingWindowMLASpec
         values: dict[str, Any] = {} if self.window is None else {"sliding_window": self.window}
         if self.cache_dtype is not None:
@@ -270,17 +274,21 @@ class _Mamba:
 
 @dataclass(frozen=True)
 class Ring:
-    """The open group's ring: one block per request."""
+    """The open group's ring: one block per request. ``made`` is the spec where a layer of vLLM has made it."""
 
     rows: int
     size: int
     capacity: int = 8
     dtype: torch.dtype = torch.float32
+    backend: str = "KPOOL_TAIL"
+    made: Any = None
 
     def facts(self, side: Side) -> LayerFacts:
-        return LayerFacts("KPOOL_TAIL")
+        return LayerFacts(self.backend)
 
     def spec(self, side: Side, rank: int) -> Any:
+        if self.made is not None:
+            return self.made
         return specs.CircularBufferSpec(
             block_size=self.capacity, num_kv_heads=self.rows, head_size=self.size, head_size_v=0, dtype=self.dtype,
             dcp_sharded=False,

@@ -20,8 +20,9 @@ from vllm.v1.attention.backends.mla import compressor_utils
 from vllm.v1.worker import block_table
 
 _KERNELS = (
-    (block_table, block_table.ComputeSlotMappingKernel), (compressor_utils, compressor_utils.CompressedSlotMappingKernel),
-)  # fmt: skip
+    (block_table, block_table.ComputeSlotMappingKernel),
+    (compressor_utils, compressor_utils.CompressedSlotMappingKernel),
+)
 
 
 def token_slots(table: Any, tokens: Any, block_size: int, dcp: int = 1, dcp_rank: int = 0, interleave: int = 1) -> Any:
