@@ -97,7 +97,7 @@ class _Channel:
 
     def listen(self) -> None:
         """Takes in what has happened to the connection."""
-        while self.monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while int(self.monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             connected = recv_monitor_message(self.monitor)["event"] == zmq.Event.CONNECTED
             self.failed = 0 if connected else self.failed + 1
 

@@ -42,6 +42,7 @@ from kvweave.runtime.events import (
     Connected,
     DecodeLink,
     NotConnected,
+    PrepareReads,
     ReadFailed,
     ReadsEnded,
     WorkerCommand,
@@ -52,6 +53,9 @@ from kvweave.runtime.metrics import Recorder
 from kvweave.runtime.peer_line import describe_peer
 from kvweave.runtime.polling import Activity
 from kvweave.runtime.record import FetchRecord
+
+MOST_PREPARED_BLOCKS = 1 << 17
+"""A reference comes from an API client: one that names more blocks than this is believed only once it is claimed."""
 
 logger = logging.getLogger("kvweave")
 
@@ -194,7 +198,7 @@ class DecodeCoordinator:
         if fetch.done():
             return
         self._recorder.add("fetches")
-        self._records[fetch.number] = FetchRecord(fetch, self._layout, now)
+        self._records[fetch.number] = FetchRecord(fetch, self._layout, now, order)
         self._perform(self._side.fetch(now, fetch.number, order))
 
     def _connect(self, now: float, address: str, future: Future[Peer]) -> None:
@@ -246,10 +250,24 @@ class DecodeCoordinator:
 
     def _send(self, effect: Send) -> None:
         message = effect.message
-        if isinstance(message, Claim) and message.claim in self._records:
-            self._records[message.claim].claimed_at = self._clock()
         if not self._client.send(str(effect.to), encode(message)):
             self._recorder.add("unsent_messages")
+        if isinstance(message, Claim) and message.claim in self._records:
+            record = self._records[message.claim]
+            record.claimed_at = self._clock()
+            if record.order is not None:
+                self._prepare(message.claim, record.order)
+
+    def _prepare(self, number: int, order: Order) -> None:
+        """Lets the ranks compute what they will read if the claim that was sent just now is granted."""
+        if sum(map(len, order.reference.tables.values())) > MOST_PREPARED_BLOCKS:
+            return
+        offered, salt = order.reference, self._side.fetches.next_salt(order.address)
+        reads = PostReads(
+            number, order.address, offered.tables, order.tables, order.start_token, offered.num_tokens, salt,
+            order.fenced,
+        )  # fmt: skip
+        self._command_workers(PrepareReads(reads))
 
     def _command_workers(self, command: WorkerCommand) -> None:
         if isinstance(command, PostReads) and command.fetch in self._records:
