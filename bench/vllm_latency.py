@@ -27,8 +27,9 @@ from rich.console import Console
 from rich.table import Table
 from tests.e2e.vllm.prompts import prompt_of
 from tests.e2e.vllm.proxy import complete, prefill
+from tests.e2e.vllm.results import INCUMBENT, OURS
 
-from bench.vllm_pairs import INCUMBENT, OURS, Pair, both_pairs
+from bench.vllm_pairs import Pair, both_pairs
 
 PROMPTS = 30
 TENTH = 9
