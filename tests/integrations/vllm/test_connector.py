@@ -47,6 +47,11 @@ def test_the_package_has_nothing_else_to_offer() -> None:
         package.OtherConnector  # noqa: B018
 
 
+def test_an_option_that_replaces_it_is_named() -> None:
+    with pytest.raises(AttributeError, match="--kv-offloading-size replaces kv_connector"):
+        package.OffloadingConnector  # noqa: B018
+
+
 def test_it_needs_no_layout_and_no_single_kind_of_cache() -> None:
     assert supports_hma(KVWeaveConnector)
     assert KVWeaveConnector.get_required_kvcache_layout(None) is None

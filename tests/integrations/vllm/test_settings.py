@@ -63,3 +63,13 @@ def test_every_address_is_none_that_can_be_called() -> None:
     with pytest.raises(ConfigurationError, match="set advertise"):
         read_settings(config(host="0.0.0.0"))
     assert read_settings(config(host="0.0.0.0", advertise="node7")).bind == "0.0.0.0:0"
+
+
+def test_a_misspelled_key_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    read_settings(config(peer=["10.0.0.7"], port=5600))
+    assert "peer: not known here; known are host, port, " in caplog.text
+
+
+def test_known_keys_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    read_settings(config(port=5600))
+    assert caplog.text == ""

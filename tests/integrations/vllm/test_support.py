@@ -47,7 +47,10 @@ def refused(changed: Any, engine: Any = None) -> str:
     return str(caught.value)
 
 
-UNCACHED_MEDIA: dict[str, Any] = {"multimodal_config": SimpleNamespace(mm_processor_cache_gb=0), "enable_prefix_caching": False}
+UNCACHED_MEDIA: dict[str, Any] = {
+    "multimodal_config": SimpleNamespace(mm_processor_cache_gb=0),
+    "enable_prefix_caching": False,
+}
 CHANGES: dict[str, dict[str, Any]] = {
     "--runner pooling": {"runner_type": "pooling"},
     "encoder-decoder model": {"is_encoder_decoder": True},

@@ -8,6 +8,9 @@ __all__ = ["KVWeaveConnector", "register"]
 
 CONNECTOR = "KVWeaveConnector"
 
+_OFFLOADERS = ("OffloadingConnector", "SimpleCPUOffloadConnector", "LMCacheMPConnector")
+_REPLACED = "--kv-offloading-size replaces kv_connector; leave it out and name both connectors in a MultiConnector"
+
 
 def register() -> None:
     """Makes the connector known to vLLM by its name; vLLM calls this at start (``vllm.general_plugins``).
@@ -26,7 +29,8 @@ def __getattr__(name: str) -> Any:
     It is then known by its name too, also where no entry point has been loaded (``VLLM_PLUGINS`` may leave it out).
     """
     if name != CONNECTOR:
-        raise AttributeError(f"module {__name__} has no attribute {name!r}")
+        hint = f": {_REPLACED}" if name in _OFFLOADERS else ""
+        raise AttributeError(f"module {__name__} has no attribute {name!r}{hint}")
     register()
     from kvweave.integrations.vllm.connector import KVWeaveConnector
 

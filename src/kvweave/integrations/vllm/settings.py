@@ -19,6 +19,7 @@ In ``kv_connector_extra_config``:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,9 @@ PREFILL, DECODE = "prefill", "decode"
 
 _ROLES = {"kv_producer": (PREFILL,), "kv_consumer": (DECODE,), "kv_both": (PREFILL, DECODE)}
 _EVERY_ADDRESS = ("0.0.0.0", "::", "*")
+_KEYS = ("host", "port", "advertise", "peers", "kv_lease_duration", "kv_recompute_threshold", "fingerprint")
+
+logger = logging.getLogger("kvweave")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,17 @@ class Settings:
 
 
 def read_settings(vllm_config: Any) -> Settings:
-    """The settings in a ``VllmConfig``; raises ``ConfigurationError`` naming the key, its value and the remedy."""
+    """The settings in a ``VllmConfig``; raises ``ConfigurationError`` naming the key, its value and the remedy.
+
+    A key that is not known is told in the log: it may be another connector's.
+    """
     transfer = vllm_config.kv_transfer_config
     extra: Mapping[str, Any] = transfer.kv_connector_extra_config
+    unknown = sorted(set(extra) - set(_KEYS))
+    if unknown:
+        logger.warning(
+            "kv_connector_extra_config: %s: not known here; known are %s", ", ".join(unknown), ", ".join(_KEYS)
+        )
     parallel = vllm_config.parallel_config
     port = _whole(extra, "port", 0)
     host, advertise = _text(extra, "host", "127.0.0.1"), _text(extra, "advertise", None)
