@@ -159,6 +159,22 @@ def test_everything_that_is_refused_or_computed_is_in_the_page(name: str) -> Non
     assert name.removeprefix("--speculative-config method ") in PAGE
 
 
+def metric_names() -> set[str]:
+    """Every name under which ``stats`` counts; Prometheus adds ``_total`` to counters. It cannot be imported here."""
+    tree = ast.parse((ROOT / "src/kvweave/integrations/vllm/stats.py").read_text(encoding="utf-8"))
+    tables = {
+        ast.unparse(node.targets[0]): node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+    }
+    histograms = {entry.elts[0].value for entry in tables["_HISTOGRAMS"].values}
+    return histograms | {f"vllm:kvweave_{key.value}_total" for key in tables["_COUNTERS"].keys}
+
+
+def test_every_metric_is_in_the_page_and_no_other() -> None:
+    assert set(re.findall(r"^\| `(vllm:kvweave_\w+)` \|", PAGE, re.MULTILINE)) == metric_names()
+
+
 def test_the_page_names_the_version() -> None:
     assert TESTED_VERSION in PAGE
     assert all(f"{version}" in PAGE for version in KNOWN_VERSIONS)

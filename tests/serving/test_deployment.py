@@ -122,11 +122,17 @@ def test_the_router_asks_no_proxy_for_its_servers(environment: dict[str, str], a
         ("--port", "kvweave's --port"), ("--host", "loopback only"), ("--kv-transfer-config={}", "start vLLM yourself"),
         ("--tensor-parallel-size", "write tp in"), ("--tensor_parallel_size=2", "write tp in"), ("-tp", "write tp in"),
         ("--block-size", "write block_size in"), ("--kv-cache-dtype", "write dtype in"), ("--model", "in front of --"),
+        ("--api-key", "without a key"), ("--ssl-keyfile=x", "plain HTTP"),
     ],
 )  # fmt: skip
 def test_arguments_that_serve_writes_itself_are_refused(argument: str, remedy: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{argument}: not for vLLM behind --; .*{remedy}"):
         order("tp=1", "tp=1", "--max-model-len", "9", argument)
+
+
+def test_a_key_that_the_environment_asks_for_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"^VLLM_API_KEY: it is set, but .*; unset it$"):
+        fleet(order("tp=1", "tp=1"), environment={"VLLM_API_KEY": "secret"})
 
 
 def test_a_command_can_be_typed() -> None:

@@ -57,3 +57,9 @@ def test_what_vllm_cannot_be_told_is_refused_by_name(key: str) -> None:
 def test_a_type_that_the_option_does_not_take_is_refused_with_those_that_it_takes() -> None:
     with pytest.raises(ConfigurationError, match="dtype: 'float32' is no choice of vLLM's --kv-cache-dtype; use one"):
         shape("tp=1,dtype=float32")
+
+
+def test_prefill_context_alone_is_refused_as_the_connector_would() -> None:
+    with pytest.raises(ConfigurationError, match=r"^pcp: 2 without dcp .*; add dcp=2$"):
+        shape("tp=1,pcp=2")
+    assert shape("tp=1,pcp=2,dcp=2").workers == 2

@@ -24,6 +24,11 @@ _OWN_OPTIONS = {
     "--host": "servers listen on loopback only",
     "--port": "write kvweave's --port in front of --",
     "--model": "write it in front of --",
+    "--api-key": "servers listen on loopback only, and the router asks them without a key",
+    "--ssl-certfile": "the router asks the servers over plain HTTP",
+    "--ssl-keyfile": "the router asks the servers over plain HTTP",
+    "--uds": "the router asks the servers over TCP",
+    "--root-path": "the router asks the servers below /",
     "--kv-transfer-config": "serve writes it; start vLLM yourself to write your own (docs/vllm.md)",
 } | {option: f"write {key} in --prefill and --decode" for key, option in OPTIONS.items()}
 _SHORT_OPTIONS = {
@@ -82,8 +87,10 @@ def deploy(
 ) -> tuple[Deployment, ...]:
     """The fleet of an order, the router last; what the user's ``environment`` sets already stays as it is.
 
-    Raises ``ConfigurationError`` when the machine has too few GPUs or ports.
+    Raises ``ConfigurationError`` when the machine has too few GPUs or ports, or the environment asks for a key.
     """
+    if environment.get("VLLM_API_KEY"):
+        raise ConfigurationError(f"VLLM_API_KEY: it is set, but {_OWN_OPTIONS['--api-key']}; unset it")
     shapes = (*order.prefill, *order.decode)
     shares = machine.deal([shape.workers for shape in shapes])
     controls = [shape.engines for shape in order.prefill]

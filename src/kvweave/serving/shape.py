@@ -78,8 +78,11 @@ def server_shape(
 ) -> ServerShape:
     """The server of an engine of which the keys ``stated`` were stated, by their long names.
 
-    Raises ``ConfigurationError`` that names a key which vLLM cannot be told, and why.
+    Raises ``ConfigurationError`` that names a key which vLLM cannot be told, and why; also for pcp without dcp, which
+    the connector refuses.
     """
+    if parallel.pcp > 1 and parallel.dcp == 1:
+        raise ConfigurationError(f"pcp: {parallel.pcp} without dcp is refused by the connector; add dcp={parallel.pcp}")
     arguments: list[str] = []
     environment: dict[str, str] = {}
     for key in stated:

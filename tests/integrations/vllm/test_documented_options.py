@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 from vllm.config import KVTransferConfig
-from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from kvweave.serving.shape import OPTIONS, VARIABLES
