@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -31,9 +31,10 @@ from kvweave.core.layout import EngineLayout
 from kvweave.core.parallel import ParallelConfig, RankCoordinates
 from kvweave.integrations.vllm.block_ids import BlockIds
 from kvweave.integrations.vllm.engine import join_ranks
+from kvweave.integrations.vllm.layer_facts import layer_specs
 from kvweave.integrations.vllm.layout import Worker, describe_rank
 from kvweave.integrations.vllm.whole_model import WholeModel
-from tests.integrations.vllm.layers import WINDOWED, Layer, Side
+from tests.integrations.vllm.layers import Layer, Side
 
 Model = Mapping[str, Layer]
 SOURCE_UNWRITTEN, TARGET_UNWRITTEN = 0x55, 0x2A
@@ -92,10 +93,13 @@ class Engine:
     def write(self, block_ids: list[Any], tokens: Any, num_tokens: int) -> None:
         """The labels of these tokens, on every rank."""
         for rank, tensors in enumerate(self.tensors):
-            for number, group in enumerate(self.configs[rank // self.side.tp].kv_cache_groups):
+            config = self.configs[rank // self.side.tp]
+            specs = layer_specs(config)
+            for number, group in enumerate(config.kv_cache_groups):
                 for name in group.layer_names:
+                    side = replace(self.side, block_size=specs[name].block_size)
                     whole = self.model[name].whole(num_tokens, seed=sum(name.encode()))
-                    self.model[name].write(tensors[name], self.side, rank, block_ids[number], tokens, whole)
+                    self.model[name].write(tensors[name], side, rank, block_ids[number], tokens, whole)
 
     def memory(self, rank: int) -> torch.Tensor:
         tensor = next(iter(self.tensors[rank].values()))
@@ -137,7 +141,7 @@ class Engine:
         return SimpleNamespace(
             cache_config=cache, speculative_config=None, model_config=None,
             attention_config=SimpleNamespace(hisparse_config=None),
-            scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+            scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=not self.side.hybrid_manager),
             parallel_config=SimpleNamespace(decode_context_parallel_size=self.side.dcp),
         )  # fmt: skip
 
@@ -167,6 +171,3 @@ def check_pair(
         wrong = int((decode.memory(rank) != wanted.memory(rank)).sum())
         assert not wrong, f"rank {rank}: {wrong} bytes differ from what vLLM would have written"
         assert int((wanted.memory(rank) != TARGET_UNWRITTEN).sum()), "nothing was written"
-
-
-__all__ = ["WINDOWED", "Engine", "check_pair"]

@@ -41,6 +41,7 @@ class Side:
     isa: str | None = None
     conv_order: str = "SD"
     num_blocks: int = 24
+    hybrid_manager: bool = True
 
     def slots(self, table: Any, tokens: Tokens, rank: int, block_size: int, dcp_sharded: bool) -> Any:
         """Of these tokens the ones that a rank keeps in blocks of its own, and their slots, both as vLLM says."""
@@ -69,7 +70,7 @@ def labels(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tenso
 
 @dataclass(frozen=True)
 class Heads:
-    """Grouped-query attention: full, windowed or chunked by ``extra``."""
+    """Grouped-query attention: full, windowed or chunked by ``kind`` and ``extra``."""
 
     heads: int
     head_size: int = 32
@@ -78,9 +79,10 @@ class Heads:
     extra: dict[str, Any] = field(default_factory=dict)
     quantised_row: int | None = None
     padded: int | None = None
+    value_size: int | None = None
 
     def facts(self, side: Side) -> LayerFacts:
-        return LayerFacts(side.backend, side.isa)
+        return LayerFacts(side.backend, side.isa, attends_all=not set(WINDOWED) & set(self.extra))
 
     def spec(self, side: Side, rank: int) -> Any:
         local = max(1, self.heads // side.tp)
@@ -93,14 +95,15 @@ class Heads:
             values |= {"state_content_bytes": self.quantised_row, "kv_quant_mode": mode}
         return getattr(specs, self.kind)(
             block_size=side.block_size, num_kv_heads=local, head_size=self.head_size, dtype=self.dtype,
-            page_size_padded=self.padded, **values,
+            head_size_v=self.value_size, page_size_padded=self.padded, **values,
         )  # fmt: skip
 
     def whole(self, num_tokens: int, seed: int) -> Any:
         shape = (num_tokens, self.heads, self.head_size)
         if self.quantised_row is not None:
             return labels((num_tokens, self.heads, self.quantised_row), torch.uint8, seed)
-        return labels(shape, self.dtype, seed), labels(shape, self.dtype, seed + 1)
+        values = (*shape[:2], self.value_size or self.head_size)
+        return labels(shape, self.dtype, seed), labels(values, self.dtype, seed + 1)
 
     def held(self, side: Side, rank: int) -> slice:
         """vLLM's QKVParallelLinear: contiguous heads, or one that neighbours share."""
@@ -127,7 +130,8 @@ class Heads:
             key_cache, value_cache = tensor.unbind(1)
             key_cache[block, place], value_cache[block, place] = key.flatten(1), value.flatten(1)
         else:
-            key_cache, value_cache = tensor.transpose(1, 2).split(self.head_size, dim=-1)
+            sizes = (self.head_size, self.value_size or self.head_size)
+            key_cache, value_cache = tensor.transpose(1, 2).split(sizes, dim=-1)
             key_cache[block, place], value_cache[block, place] = key, value
 
 
@@ -174,7 +178,7 @@ class Latent:
         return labels((num_tokens // self.rate, self.row or self.size), dtype, seed)
 
     def write(self, tensor: Any, side: Side, rank: int, table: Any, tokens: Tokens, whole: Any) -> None:
-        block_size, dcp_sharded = self.block_size or side.block_size, self.spec(side, rank).dcp_sharded
+        block_size, dcp_sharded = side.block_size, self.spec(side, rank).dcp_sharded
         if self.rate == 1:
             entries, slots = side.slots(table, tokens, rank, block_size, dcp_sharded)
         else:
