@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from kvweave.serving.ports import take_ports
 from kvweave.serving.probe import is_healthy
 from tests.cli.stand_ins import install
+from tests.serving.own_ports import own_ports
 from tests.serving.waiting import wait_until
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -71,7 +71,7 @@ def serve(model: str, tmp_path: Path) -> Iterator[Any]:
     started: list[Served] = []
 
     def serve(*arguments: str, fault: str = "") -> Served:
-        port = str(take_ports(24000, [6])[0])
+        port = str(own_ports(6))
         wanted = (model, *SIDES, "--port", port, "--logs", str(tmp_path / "logs"), *arguments)
         started.append(Served(wanted, environment | {"STAND_IN_FAULT": fault}))
         return started[-1]

@@ -16,6 +16,7 @@ from kvweave.serving.fleet import Died, Fleet, Stopped
 from kvweave.serving.interruption import Interruption
 from kvweave.serving.ports import take_ports
 from kvweave.serving.probe import is_healthy
+from tests.serving.own_ports import own_ports
 from tests.serving.programs import HEALTHY_SERVER, WITH_WORKERS, is_alive, program
 from tests.serving.waiting import wait_until
 
@@ -37,7 +38,7 @@ def dying(name: str, port: int) -> Deployment:
 
 
 def servers() -> list[Deployment]:
-    first = take_ports(23000, [3])[0]
+    first = own_ports(3)
     return [server(name, first + number) for number, name in enumerate(("prefill", "decode", "router"))]
 
 

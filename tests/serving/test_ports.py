@@ -9,19 +9,21 @@ import pytest
 
 from kvweave.errors import ConfigurationError
 from kvweave.serving.ports import HOST, require_free, take_ports
+from tests.serving.own_ports import own_ports
 
 
 @pytest.fixture
 def taken() -> Iterator[int]:
     """A port that somebody listens on, with free ones around it."""
     with socket.socket() as listener:
-        listener.bind((HOST, take_ports(21000, [3])[0] + 1))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, own_ports(3) + 1))
         listener.listen()
         yield listener.getsockname()[1]
 
 
 def test_ports_follow_one_another() -> None:
-    first = take_ports(21000, [6])[0]
+    first = own_ports(6)
     assert take_ports(first, [1, 1, 3, 1]) == [first, first + 1, first + 2, first + 5]
 
 

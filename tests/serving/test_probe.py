@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from kvweave.serving.ports import take_ports
 from kvweave.serving.probe import TRIAL_TOKENS, Question, ask, failed_loads, is_healthy, questions, served_name
+from tests.serving.own_ports import own_ports
 
 METRICS = """# HELP vllm:kvweave_failed_total Requests
 vllm:kvweave_failed_total{engine="0",reason="timed_out"} 2.0
@@ -51,7 +51,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def nobody() -> str:
-    return f"http://127.0.0.1:{take_ports(22000, [1])[0]}"
+    return f"http://127.0.0.1:{own_ports(1)}"
 
 
 def test_a_server_is_healthy_or_not_there(url: str, nobody: str) -> None:

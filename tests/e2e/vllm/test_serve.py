@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from kvweave.serving.ports import take_ports
 from kvweave.serving.probe import is_healthy
 from tests.e2e.vllm.gentle import preload_library
 from tests.e2e.vllm.models import served_model
 from tests.e2e.vllm.proxy import metrics
+from tests.serving.own_ports import own_ports
 
 SOURCE = Path(__file__).parents[3] / "src"
 CHATS = 50
@@ -70,7 +70,7 @@ def served(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
     process = subprocess.Popen(
         [
             sys.executable, "-m", "kvweave", "serve", str(served_model("llama", models)), "--prefill", "tp=2",
-            "--decode", "tp=1,block=128", "--port", str(take_ports(25000, [6])[0]), "--logs", str(folder / "logs"),
+            "--decode", "tp=1,block=128", "--port", str(own_ports(6)), "--logs", str(folder / "logs"),
             "--json", "--", "--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "2048",
             "--enforce-eager", "--chat-template", str(template),
         ],
