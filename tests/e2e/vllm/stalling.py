@@ -1,10 +1,4 @@
-"""The connector over a transport that holds one request's reads until it is told to let them go.
-
-A file says what to do, so that a test commands it from outside::
-
-    <stall_file>         the next read is held; the transport renames the file to <stall_file>.held
-    <stall_file>.held    is removed by the test: the held read begins
-"""
+"""The connector over a transport that holds one request's reads until a file tells it to let them go (``stall_file``)."""
 
 from __future__ import annotations
 
@@ -16,8 +10,7 @@ from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.integrations.vllm.connector import KVWeaveConnector
 from kvweave.transport.base import ReadHandle, ReadRows
 from kvweave.transport.nixl import NixlTransport
-
-STALL_FILE = "stall_file"
+from tests.e2e.vllm.stall_file import STALL_FILE, held_file
 
 
 class StallingTransport(NixlTransport):
@@ -62,8 +55,3 @@ class StallingConnector(KVWeaveConnector):  # type: ignore[misc]
         file = Path(vllm_config.kv_transfer_config.kv_connector_extra_config[STALL_FILE])
         self.make_transport = partial(StallingTransport, file)
         super().__init__(vllm_config, role, kv_cache_config)
-
-
-def held_file(file: Path) -> Path:
-    """The file that is there as long as a read is held."""
-    return file.with_name(f"{file.name}.held")

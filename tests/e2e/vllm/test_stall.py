@@ -17,7 +17,7 @@ from tests.e2e.vllm.models import served_model
 from tests.e2e.vllm.prompts import prompt_of
 from tests.e2e.vllm.proxy import Answer, complete, through
 from tests.e2e.vllm.servers import Server, deploy, kvweave, running
-from tests.e2e.vllm.stalling import STALL_FILE, held_file
+from tests.e2e.vllm.stall_file import STALL_FILE, held_file
 
 LEASE_SECONDS = 5
 PATIENCE = 60.0
