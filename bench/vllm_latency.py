@@ -27,8 +27,9 @@ from rich.console import Console
 from rich.table import Table
 from tests.e2e.vllm.prompts import prompt_of
 from tests.e2e.vllm.proxy import complete, prefill
+from tests.e2e.vllm.results import INCUMBENT, OURS
 
-from bench.vllm_pairs import INCUMBENT, OURS, Pair, both_pairs
+from bench.vllm_pairs import Pair, both_pairs
 
 PROMPTS = 30
 TENTH = 9
@@ -102,6 +103,19 @@ def prompts_of(count: int, round_number: int) -> list[list[int]]:
     return [prompt_of(LENGTHS[number % len(LENGTHS)], seed=number + 100 * round_number) for number in range(count)]
 
 
+def verdict(results: Sequence[Result]) -> dict[str, Any]:
+    """The medians over all rounds, what they may be, and whether all is well."""
+    ratio, excess = median(r.ratio for r in results), median(r.excess_ratio for r in results)
+    different = sum(result.different for result in results)
+    return {
+        "median_ratio": ratio, "median_ratio_limit": RATIO_LIMIT,
+        "first_excess_ratio": excess, "first_excess_ratio_limit": EXCESS_LIMIT,
+        "total_ratio": median(r.total_ratio for r in results),
+        "different": different,
+        "ok": ratio <= RATIO_LIMIT and excess <= EXCESS_LIMIT and not different,
+    }  # fmt: skip
+
+
 def versions() -> dict[str, str]:
     """What was measured, and where."""
     found = {"python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
@@ -169,17 +183,10 @@ def _total(samples: Sequence[Sample]) -> float:
 
 
 def _document(results: Sequence[Result], options: argparse.Namespace) -> dict[str, Any]:
-    ratio, excess = median(r.ratio for r in results), median(r.excess_ratio for r in results)
-    different = sum(result.different for result in results)
     return {
         "schema": "kvweave.bench.vllm/1",
         "model": options.model, "prefill": options.prefill, "decode": options.decode, "prompts": options.prompts,
-        "versions": versions(),
-        "median_ratio": ratio, "median_ratio_limit": RATIO_LIMIT,
-        "first_excess_ratio": excess, "first_excess_ratio_limit": EXCESS_LIMIT,
-        "total_ratio": median(r.total_ratio for r in results),
-        "different": different,
-        "ok": ratio <= RATIO_LIMIT and excess <= EXCESS_LIMIT and not different,
+        "versions": versions(), **verdict(results),
         "rounds": [
             {name: [asdict(sample) for sample in samples] for name, samples in result.samples.items()}
             for result in results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -114,3 +115,21 @@ def test_what_to_wait_on_is_known(server: ControlServer, client: ControlClient) 
     assert (len(server.sockets()), len(client.sockets())) == (1, 0)
     client.send(server.address, b"question")
     assert len(client.sockets()) == 1
+
+
+def test_address_where_nobody_listens_is_unreachable(client: ControlClient) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+    client.send(address, b"question")
+    wait_until(lambda: client.unreachable() == [address])
+    client.drop(address)
+    assert client.unreachable() == []
+
+
+def test_server_that_ends_becomes_unreachable(client: ControlClient) -> None:
+    server = ControlServer("127.0.0.1:0", NOBODY)
+    client.send(server.address, b"question")
+    received(server)
+    assert client.unreachable() == []
+    server.close()
+    wait_until(lambda: client.unreachable() == [server.address])

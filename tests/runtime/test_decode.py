@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from dataclasses import replace
 
@@ -272,12 +273,24 @@ def test_source_that_dies_while_it_is_read_is_a_lost_peer() -> None:
 
 
 def test_peer_that_never_answers_does_not_delay_another(pair: Pair) -> None:
-    silent = pair.decode.connect("127.0.0.1:9")
-    pair.decode.fetch(pair.offer(), TARGET_BLOCKS).result(PATIENCE)
-    assert not silent.done()
-    pair.clock.advance(30)
-    with pytest.raises(TransportError):
-        silent.result(PATIENCE)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        silent = pair.decode.connect(f"127.0.0.1:{mute.getsockname()[1]}")
+        pair.decode.fetch(pair.offer(), TARGET_BLOCKS).result(PATIENCE)
+        assert not silent.done()
+        pair.clock.advance(30)
+        with pytest.raises(TransportError):
+            silent.result(PATIENCE)
+
+
+def test_first_fetch_from_an_engine_that_is_gone_fails_without_any_timer() -> None:
+    with joined() as pair:
+        reference = pair.offer()
+        pair.kill_prefill()
+        fetch = pair.decode.fetch(reference, TARGET_BLOCKS)
+        with pytest.raises(TransportError, match="nobody listens there") as caught:
+            fetch.result(PATIENCE)
+        assert caught.value.kind is TransportErrorKind.PEER_LOST
+        assert fetch.wait_reusable(PATIENCE)
 
 
 def test_incompatible_peer_is_refused_with_every_reason_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,10 +14,11 @@ from kvweave.cli.demo_command import DEMO
 from kvweave.cli.failure import KVWeaveGroup
 from kvweave.cli.models_command import MODELS
 from kvweave.cli.plan_command import PLAN
+from kvweave.cli.serve_command import SERVE
 from kvweave.cli.verify_command import VERIFY
 from kvweave.version import __version__
 
-COMMANDS = (DEMO, PLAN, VERIFY, CHECK, MODELS)
+COMMANDS = (DEMO, SERVE, PLAN, VERIFY, CHECK, MODELS)
 
 
 def main() -> None:

@@ -2,11 +2,13 @@
 
 The target ranks that want the same bytes start evenly spread over the replicas (``ordinal * replicas // siblings``, the
 rank that follows from the TP ratio), and each request moves all of them on by its salt. A salt that counts requests is
-a rotation, so the replicas of a peer are read equally often; the choice is made once per request, not per rank.
+a rotation, so the replicas of a peer are read equally often; the choice is made once per request, not per rank. What a
+source fails to serve is read again from another one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from hashlib import blake2b
 from operator import index
 from typing import TYPE_CHECKING
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING
 from kvweave.errors import PlanError
 
 if TYPE_CHECKING:
+    from kvweave.core.parallel import RankCoordinates
     from kvweave.core.read import Read, ReadEnd
 
 Salt = int | str
@@ -24,6 +27,24 @@ def choose(read: Read, salt: Salt = 0) -> ReadEnd:
     """The source that serves ``read`` for a request of that salt."""
     count = len(read.sources)
     return read.sources[replica_position(read.ordinal, read.siblings, count, salt)]
+
+
+def others(reads: Iterable[Read], salt: Salt, failed: Container[RankCoordinates]) -> dict[int, tuple[Read, ...]] | None:
+    """The reads that failed sources served at ``salt``, by a salt at which another source serves them.
+
+    None when one of them has no other source.
+    """
+    first = salt_number(salt)
+    found: dict[int, list[Read]] = {}
+    for read in reads:
+        if choose(read, salt).coordinates not in failed:
+            continue
+        turns = range(first + 1, first + len(read.sources))
+        turn = next((turn for turn in turns if choose(read, turn).coordinates not in failed), None)
+        if turn is None:
+            return None
+        found.setdefault(turn, []).append(read)
+    return {turn: tuple(members) for turn, members in found.items()}
 
 
 def replica_position(ordinal: int, siblings: int, count: int, salt: Salt = 0) -> int:

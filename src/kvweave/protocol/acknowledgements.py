@@ -1,7 +1,7 @@
 """What our ranks have to acknowledge and a peer has not confirmed: said again, but not longer than a lease.
 
-After a lease the offer has ended over there whatever was heard, so nothing is owed any more. To a peer that is not ready
-yet it is said as soon as it is.
+After a lease the offer has ended over there whatever was heard, so nothing is owed any more. To a peer that is not
+ready yet it is said as soon as it is.
 """
 
 from __future__ import annotations

@@ -51,10 +51,15 @@ class Contacts:
         return None if contact is None else contact.lease_seconds
 
     def salt(self, address: str) -> int:
-        """A rotation per peer, one step a request; engines begin at different replicas."""
-        contact = self._contacts[address]
-        contact.salt += 1
-        return contact.salt - 1
+        """A rotation per peer, one step a granted claim; engines begin at different replicas."""
+        contact = self._contacts.get(address)
+        return self._first_salt if contact is None else contact.salt
+
+    def take_salt(self, address: str) -> int:
+        """The same, and the rotation moves on."""
+        salt = self.salt(address)
+        self._contacts[address].salt = salt + 1
+        return salt
 
     def hear(self, address: str) -> None:
         """The peer has said something."""

@@ -35,7 +35,6 @@ from kvweave.protocol.effects import (
     Failed,
     FailureReason,
     ForgetPeer,
-    PostReads,
     RetryReads,
     Reusable,
     Send,
@@ -72,7 +71,7 @@ class FetchBook:
         self._fetches: dict[int, FetchEntry] = {}
         self._by_offer: dict[tuple[str, OfferKey], int] = {}
         self._contacts = Contacts(timing, salt_number(engine_id) % 2**32)
-        self._acknowledgements = Acknowledgements(timing)
+        self.acknowledgements = Acknowledgements(timing)
         self._timers: Timers[int] = Timers()
         self._begun: set[int] = set()
         self._reading: set[int] = set()
@@ -92,14 +91,13 @@ class FetchBook:
         return len(self._reading)
 
     @property
-    def owed(self) -> int:
-        """How many offers are acknowledged without a confirmation."""
-        return len(self._acknowledgements)
-
-    @property
     def drained(self) -> bool:
         """Whether nothing is taken any more and nothing is left."""
-        return self._retired and not self._fetches and not self.owed
+        return self._retired and not self._fetches and not self.acknowledgements
+
+    def next_salt(self, address: str) -> int:
+        """Which turn of the rotation over a peer's replicas comes next; see ``Contacts.salt``."""
+        return self._contacts.salt(address)
 
     def state(self, number: int) -> FetchState | None:
         """Where a fetch stands; None when there is no record of it (never begun, or over)."""
@@ -126,9 +124,7 @@ class FetchBook:
         fetch.step(FetchEvent.START)
         fetch.order = order
         self._begun.add(number)
-        if fetch.address in self._contacts:
-            return self._claim(now, fetch)
-        return (WantPeer(fetch.address),)
+        return self._claim(now, fetch) if fetch.address in self._contacts else (WantPeer(fetch.address),)
 
     def abort(self, now: float, number: int) -> Effects:
         """Ends a fetch from our side; an unknown or finished one is ignored.
@@ -151,23 +147,22 @@ class FetchBook:
     def peer_ready(self, now: float, address: str, lease_seconds: float) -> Effects:
         """Claims what was waiting for this peer, and begins heartbeats."""
         self._contacts.ready(now, address, lease_seconds)
-        owed = self._acknowledgements.peer_ready(now, address, lease_seconds)
+        owed = self.acknowledgements.peer_ready(now, address, lease_seconds)
         waiting = [fetch for fetch in self._at(address) if fetch.state is FetchState.AWAITING_PEER]
         return (*owed, *_joined(self._claim(now, fetch) for fetch in waiting))
 
     def peer_lost(self, now: float, address: str, text: str) -> Effects:
         """A peer that was ready is gone: what was being read fails, what was not yet claimed tries once more."""
         self._contacts.lose(address)
-        self._acknowledgements.peer_gone(address)
+        self.acknowledgements.peer_gone(address)
         return _joined(self._lose(now, fetch, text) for fetch in self._at(address))
 
     def peer_failed(self, now: float, address: str, text: str, problems: Sequence[Mismatch]) -> Effects:
         """No connection to the peer came about: everything that waits for it fails."""
         reason = FailureReason.INCOMPATIBLE if problems else FailureReason.PEER_LOST
         waiting = [fetch for fetch in self._at(address) if fetch.state in (FetchState.QUEUED, FetchState.AWAITING_PEER)]
-        effects = _joined(self._give_up(now, fetch, reason, text, tuple(problems), back=False) for fetch in waiting)
-        self._acknowledgements.peer_gone(address)
-        return effects
+        self.acknowledgements.peer_gone(address)
+        return _joined(self._give_up(now, fetch, reason, text, tuple(problems), back=False) for fetch in waiting)
 
     def receive(self, now: float, address: str, message: object) -> Effects:
         """What one message of a peer causes; late and repeated ones change nothing."""
@@ -185,7 +180,7 @@ class FetchBook:
             case HeartbeatReply():
                 return self._beaten(now, address, message)
             case Acknowledged():
-                self._acknowledgements.confirm(address, message)
+                self.acknowledgements.confirm(address, message)
         return ()
 
     def reads_ended(self, now: float, number: int, rank: int, completed_at: float) -> Effects:
@@ -227,17 +222,16 @@ class FetchBook:
 
     def get_timer(self) -> float | None:
         """When ``handle_timer`` should be called next."""
-        books = (self._timers.next(), self._contacts.get_timer(), self._acknowledgements.get_timer())
+        books = (self._timers.next(), self._contacts.get_timer(), self.acknowledgements.get_timer())
         return min((moment for moment in books if moment is not None), default=None)
 
     def handle_timer(self, now: float) -> Effects:
         """Sends what is due, and gives up what was not answered in time."""
         effects = _joined(self._wake(now, self._fetches[number]) for number in self._timers.due(now))
-        effects += self._acknowledgements.handle_timer(now)
+        effects += self.acknowledgements.handle_timer(now)
         effects += _joined(self._beat(now, address) for address in self._contacts.due(now))
-        seconds = self._timing.silence_seconds
-        silent = self._contacts.silent(now)
-        return effects + tuple(ForgetPeer(peer, f"{peer} has said nothing for {seconds:g} s") for peer in silent)
+        silence = f"nothing was heard for {self._timing.silence_seconds:g} s"
+        return effects + tuple(ForgetPeer(peer, silence) for peer in self._contacts.silent(now))
 
     def _admit(self, number: int, address: str, reference: OfferReference) -> Effects:
         """A record for a new fetch; refuses one whose offer is being fetched already."""
@@ -265,9 +259,8 @@ class FetchBook:
 
     def _claimed(self, now: float, address: str, message: Claimed) -> Effects:
         if message.claim not in self._fetches:
-            lease = self._contacts.lease(address)
-            owe = self._acknowledgements.owe
-            return () if lease is None else owe(now, address, message.claim, message.offer, self._ranks, lease)
+            lease, owe = self._contacts.lease(address), self.acknowledgements.owe
+            return owe(now, address, message.claim, message.offer, self._ranks, lease) if lease is not None else ()
         fetch = self._fetch_of(address, message.claim)
         if fetch is None or fetch.state is not FetchState.CLAIMING or fetch.order is None:
             return ()
@@ -279,10 +272,7 @@ class FetchBook:
         self._reading.add(fetch.number)
         fetch.renewals = Renewals(now, message.lease_seconds, self._timing)
         self._timers.set(fetch.number, fetch.renewals.next_moment)
-        post = PostReads(
-            fetch.number, address, message.tables, fetch.order.tables, fetch.order.start_token, message.num_tokens,
-            self._contacts.salt(address), fetch.order.fenced,
-        )  # fmt: skip
+        post = fetch.post(fetch.order, message, self._contacts.take_salt(address))
         return (post, fetch.renew(fetch.renewals.sequence))
 
     def _renewed(self, now: float, address: str, message: Renewed) -> Effects:
@@ -319,7 +309,7 @@ class FetchBook:
         if renewals is None:
             return self._wait_for_answer(now, fetch)
         if now >= renewals.last_moment:
-            return self._give_up(now, fetch, *_too_late(fetch, renewals))
+            return self._give_up(now, fetch, *fetch.too_late())
         sequence = renewals.send(now)
         self._timers.set(fetch.number, renewals.next_moment)
         return (fetch.renew(sequence),)
@@ -379,7 +369,7 @@ class FetchBook:
         if not fetch.reachable:
             return ()
         lease = self._contacts.lease(fetch.address)
-        return self._acknowledgements.owe(now, fetch.address, fetch.number, fetch.reference.offer, ranks, lease)
+        return self.acknowledgements.owe(now, fetch.address, fetch.number, fetch.reference.offer, ranks, lease)
 
     def _beat(self, now: float, address: str) -> Effects:
         """One heartbeat with the offers of all queued requests, more only where they do not fit one message."""
@@ -395,8 +385,7 @@ class FetchBook:
         for key, reason in message.missing:
             fetch = self._fetches.get(self._by_offer.get((address, key), -1))
             if fetch is not None and fetch.state is FetchState.QUEUED:
-                text = f"the offer ended while the request was queued: {reason.value}"
-                effects += self._give_up(now, fetch, reason, text, back=False)
+                effects += self._give_up(now, fetch, reason, f"ended while queued: {reason.value}", back=False)
         return effects
 
     def _at(self, address: str) -> list[FetchEntry]:
@@ -409,9 +398,3 @@ class FetchBook:
 
 def _joined(parts: Iterable[Effects]) -> Effects:
     return tuple(effect for part in parts for effect in part)
-
-
-def _too_late(fetch: FetchEntry, renewals: Renewals) -> tuple[FailureReason, str]:
-    if renewals.granted_until is None:
-        return FailureReason.UNANSWERED, f"{fetch.address} granted no renewal"
-    return FailureReason.LATE, "the reads were not complete within read_seconds, or before the granted lease ended"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvweave.protocol.effects import Send
-from kvweave.protocol.messages import Claim, Renew
+from kvweave.protocol.effects import FailureReason, PostReads, Send
+from kvweave.protocol.messages import Claim, Claimed, Renew
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.renewal import Renewals
 from kvweave.protocol.states import FETCH, FetchEvent, FetchState
@@ -31,8 +31,8 @@ class FetchEntry:
     """The record of one fetch.
 
     ``moved``: its claim was sent once more, to the engine that took the first one's place. ``reachable``: its peer can
-    be told something. ``reading``: our ranks whose reads may not be terminal; those of ``again`` have failed and will be
-    tried once more. A claim is repeated after ``resend_seconds`` and answered until ``answer_by``, or given up.
+    be told something. ``reading``: our ranks whose reads may not be terminal; those of ``again`` have failed and will
+    be tried once more. A claim is repeated after ``resend_seconds`` and answered until ``answer_by``, or given up.
     """
 
     number: int
@@ -60,3 +60,16 @@ class FetchEntry:
     def renew(self, sequence: int) -> Send:
         """Asks for the lease to begin anew."""
         return Send(self.address, Renew(self.number, sequence, self.reference.engine_id, self.reference.offer))
+
+    def post(self, order: Order, claimed: Claimed, salt: int) -> PostReads:
+        """What every rank reads of the offer that was claimed."""
+        return PostReads(
+            self.number, self.address, claimed.tables, order.tables, order.start_token, claimed.num_tokens, salt,
+            order.fenced,
+        )  # fmt: skip
+
+    def too_late(self) -> tuple[FailureReason, str]:
+        """Why nothing is waited for any more."""
+        if self.renewals is None or self.renewals.granted_until is None:
+            return FailureReason.UNANSWERED, f"{self.address} granted no renewal"
+        return FailureReason.LATE, "the reads were not complete within read_seconds, or before the granted lease ended"

@@ -8,8 +8,8 @@ order, and nothing later is touched before: protocol version (the envelope), des
              ConnectPeer -> every rank connected and warm -> PeerReady
 
 Whatever goes wrong ends in ``PeerFailed`` within ``handshake_seconds``; a peer that does not fit is told every reason
-and is not asked again for a while. A peer named in the configuration is asked again and again. Who says nothing for several
-leases is forgotten on the prefill side, and asked to shake hands again where it speaks after all.
+and is not asked again for a while. A peer named in the configuration is asked again and again. Who says nothing for
+several leases is forgotten on the prefill side, and asked to shake hands again where it speaks after all.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class PeerBook:
         return self._timers.next()
 
     def handle_timer(self, now: float) -> Effects:
-        """Repeats what was not answered, ends handshakes that took too long, forgets misfits, asks named peers again."""
+        """Repeats what has no answer, ends handshakes that took too long, forgets misfits, asks named peers again."""
         effects: Effects = ()
         for address in self._timers.due(now):
             peer = self._peers.get(address)

@@ -12,8 +12,8 @@
                       <------------------------ Revoked            the offer ended while it was read
 
 A claim has a number that the decode engine chose; every answer carries it, so an answer always finds its fetch or
-nothing. Whatever has an answer is said again until the answer comes or the wait for it is over, and hearing it twice
-is the same as hearing it once. Every text, list and number has a bound: nothing from a peer is larger than what it says here.
+nothing. What has an answer is said again until the answer comes or the wait for it is over; hearing it twice is the
+same as hearing it once. Every text, list and number has a bound: nothing from a peer is larger than what it says here.
 """
 
 from __future__ import annotations

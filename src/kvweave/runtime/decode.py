@@ -25,6 +25,7 @@ from kvweave.runtime.clock import Clock, boot_time
 from kvweave.runtime.closing import Closing
 from kvweave.runtime.control import ControlClient
 from kvweave.runtime.decode_coordinator import Abort, Begin, Connect, DecodeCommand, DecodeCoordinator, Hold, Peer
+from kvweave.runtime.drains import drain_command
 from kvweave.runtime.events import DecodeLink
 from kvweave.runtime.handle import Fetch
 from kvweave.runtime.links import Patient
@@ -62,6 +63,7 @@ class DecodeEngine(Closing):
         self.engine_id = checked_engine_id("decode", engine_id)
         self.peers = PeerList.parse(peers)
         self._recorder = Recorder(observer)
+        self._draining = False
         self._numbers = itertools.count(secrets.randbits(48) + 1)
         with ExitStack() as stack:
             client = ControlClient()
@@ -100,6 +102,7 @@ class DecodeEngine(Closing):
         this engine does not have, ``RemoteProtocolError`` for params that are malformed or name a host that is not
         allowed. Whatever goes wrong later is in the handle.
         """
+        self._require_taking()
         checked = self._checked(reference)
         fetch = Fetch(next(self._numbers), checked.request_id, self._abort)
         self.begin(fetch, checked, blocks, start_token)
@@ -110,6 +113,7 @@ class DecodeEngine(Closing):
 
         The handle fails when the offer ends meanwhile.
         """
+        self._require_taking()
         checked = self._checked(reference)
         fetch = Fetch(next(self._numbers), checked.request_id, self._abort)
         self._submit(Hold(fetch, checked))
@@ -137,6 +141,16 @@ class DecodeEngine(Closing):
         fetch.begin()
         self._submit(Begin(fetch, Order(checked.address, checked, tables, start_token, fenced)))
 
+    def drain(self) -> Future[None]:
+        """Takes nothing new from now on; the future says when everything that was held or fetched has ended.
+
+        What is held may still begin. Fetching anew raises ``LocalProtocolError``.
+        """
+        self._draining = True
+        command = drain_command()
+        self._submit(command)
+        return command.future
+
     def metrics(self) -> Metrics:
         """What was done so far."""
         return self._recorder.snapshot()
@@ -157,6 +171,10 @@ class DecodeEngine(Closing):
     def _submit(self, command: DecodeCommand) -> None:
         self._coordinator.submit(command)
         self._thread.wake()
+
+    def _require_taking(self) -> None:
+        if self._draining:
+            raise LocalProtocolError(f"engine {self.engine_id}: it is being drained; send the request to another one")
 
     def _require_alive(self) -> None:
         if not self._thread.alive:

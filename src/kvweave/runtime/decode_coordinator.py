@@ -21,6 +21,7 @@ from kvweave.protocol.effects import (
     CancelReads,
     ConnectPeer,
     DecodeEffect,
+    Drained,
     DropPeer,
     Failed,
     FailureReason,
@@ -28,6 +29,7 @@ from kvweave.protocol.effects import (
     PeerLost,
     PeerReady,
     PostReads,
+    RetryReads,
     Reusable,
     Send,
 )
@@ -38,10 +40,12 @@ from kvweave.protocol.sides import DecodeSide
 from kvweave.runtime.clock import Clock
 from kvweave.runtime.commands import CommandQueue
 from kvweave.runtime.control import ControlClient
+from kvweave.runtime.drains import Drain, Drains
 from kvweave.runtime.events import (
     Connected,
     DecodeLink,
     NotConnected,
+    PrepareReads,
     ReadFailed,
     ReadsEnded,
     WorkerCommand,
@@ -52,6 +56,9 @@ from kvweave.runtime.metrics import Recorder
 from kvweave.runtime.peer_line import describe_peer
 from kvweave.runtime.polling import Activity
 from kvweave.runtime.record import FetchRecord
+
+MOST_PREPARED_BLOCKS = 1 << 17
+"""A reference comes from an API client: one that names more blocks than this is believed only once it is claimed."""
 
 logger = logging.getLogger("kvweave")
 
@@ -96,7 +103,7 @@ class Connect:
     future: Future[Peer]
 
 
-DecodeCommand = Hold | Begin | Abort | Connect
+DecodeCommand = Hold | Begin | Abort | Connect | Drain
 
 
 class DecodeCoordinator:
@@ -122,6 +129,7 @@ class DecodeCoordinator:
         self._layouts: dict[str, EngineLayout] = {}
         self._peers: dict[str, Peer] = {}
         self._waiting: dict[str, list[Future[Peer]]] = {}
+        self._drains = Drains()
 
     def submit(self, command: DecodeCommand) -> None:
         """Queues a command, from any thread; raises ``LocalProtocolError`` when the engine has ended."""
@@ -137,6 +145,9 @@ class DecodeCoordinator:
             self._carry_out(command)
         for address, data in self._client.receive():
             self._receive(address, data)
+        for address in self._client.unreachable():
+            text = f"{address}: nobody listens there, or the address is wrong; is the prefill engine running?"
+            self._perform(self._side.lose(self._clock(), address, text))
         for worker in self._workers:
             for event in worker.poll():
                 self._hear(event)
@@ -173,6 +184,7 @@ class DecodeCoordinator:
         for future in itertools.chain(connects, *self._waiting.values()):
             future.set_exception(LocalProtocolError(text))
         self._waiting.clear()
+        self._drains.end_all(command.future for command in late if isinstance(command, Drain))
 
     def _carry_out(self, command: DecodeCommand) -> None:
         now = self._clock()
@@ -186,12 +198,15 @@ class DecodeCoordinator:
                 self._perform(self._side.abort(now, number))
             case Connect(address, future):
                 self._connect(now, address, future)
+            case Drain(future):
+                self._drains.begin(future)
+                self._perform(self._side.drain(now))
 
     def _begin(self, now: float, fetch: Fetch, order: Order) -> None:
         if fetch.done():
             return
         self._recorder.add("fetches")
-        self._records[fetch.number] = FetchRecord(fetch, self._layout, now)
+        self._records[fetch.number] = FetchRecord(fetch, self._layout, now, order)
         self._perform(self._side.fetch(now, fetch.number, order))
 
     def _connect(self, now: float, address: str, future: Future[Peer]) -> None:
@@ -220,9 +235,10 @@ class DecodeCoordinator:
             case NotConnected():
                 effects = self._side.not_connected(now, event.address, event.attempt, event.text, event.problems)
             case ReadFailed():
-                if event.fetch in self._records:
+                if event.fetch in self._records and not event.elsewhere:
                     self._records[event.fetch].cause = event.error
-                effects = self._side.read_failed(now, event.fetch, event.reason, f"rank {event.rank}: {event.text}")
+                text = f"rank {event.rank}: {event.text}"
+                effects = self._side.read_failed(now, event.fetch, event.rank, event.reason, text, event.elsewhere)
             case ReadsEnded():
                 if event.fetch in self._records:
                     self._records[event.fetch].add(event)
@@ -234,19 +250,35 @@ class DecodeCoordinator:
             match effect:
                 case Send():
                     self._send(effect)
-                case PostReads() | CancelReads() | ConnectPeer() | DropPeer():
+                case PostReads() | RetryReads() | CancelReads() | ConnectPeer() | DropPeer():
                     self._command_workers(effect)
                 case PeerReady() | PeerLost() | PeerFailed():
                     self._note_peer(effect)
                 case effects_of.Delivered() | Failed() | Reusable():
                     self._report(effect)
+                case Drained():
+                    self._drains.end()
 
     def _send(self, effect: Send) -> None:
         message = effect.message
-        if isinstance(message, Claim) and message.claim in self._records:
-            self._records[message.claim].claimed_at = self._clock()
         if not self._client.send(str(effect.to), encode(message)):
             self._recorder.add("unsent_messages")
+        if isinstance(message, Claim) and message.claim in self._records:
+            record = self._records[message.claim]
+            record.claimed_at = self._clock()
+            if record.order is not None:
+                self._prepare(message.claim, record.order)
+
+    def _prepare(self, number: int, order: Order) -> None:
+        """Lets the ranks compute what they will read if the claim that was sent just now is granted."""
+        if sum(map(len, order.reference.tables.values())) > MOST_PREPARED_BLOCKS:
+            return
+        offered, salt = order.reference, self._side.fetches.next_salt(order.address)
+        reads = PostReads(
+            number, order.address, offered.tables, order.tables, order.start_token, offered.num_tokens, salt,
+            order.fenced,
+        )  # fmt: skip
+        self._command_workers(PrepareReads(reads))
 
     def _command_workers(self, command: WorkerCommand) -> None:
         if isinstance(command, PostReads) and command.fetch in self._records:

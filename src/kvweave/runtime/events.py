@@ -1,20 +1,31 @@
 """What workers report to their coordinator, as frozen values.
 
 What the coordinator asks of workers are effects of the protocol (``ConnectPeer``, ``DropPeer``, ``PostReads``,
-``CancelReads``, ``Release``), so coordinator and workers may live in different processes: both directions are values.
+``RetryReads``, ``CancelReads``), so coordinator and workers may live in different processes: all are values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from kvweave.core.parallel import RankCoordinates
 from kvweave.errors import Mismatch, TransportError
-from kvweave.protocol.effects import AnyFailure, CancelReads, ConnectPeer, DropPeer, PostReads
+from kvweave.protocol.effects import AnyFailure, CancelReads, ConnectPeer, DropPeer, PostReads, RetryReads
 
-WorkerCommand = ConnectPeer | DropPeer | PostReads | CancelReads
+
+@dataclass(frozen=True, slots=True)
+class PrepareReads:
+    """These reads will be wanted if the claim that is under way is granted: compute their rows meanwhile.
+
+    Nothing is read for it. ``PostReads`` decides, and may say something else.
+    """
+
+    reads: PostReads
+
+
+WorkerCommand = ConnectPeer | DropPeer | PrepareReads | PostReads | RetryReads | CancelReads
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +50,17 @@ class NotConnected:
 
 @dataclass(frozen=True, slots=True)
 class ReadFailed:
-    """The first read of a rank that failed; ``ReadsEnded`` follows when the others are terminal."""
+    """The first read of a rank that failed; ``ReadsEnded`` follows when the others are terminal.
+
+    ``elsewhere``: another replica has what failed; ``RetryReads`` lets the rank read it from there.
+    """
 
     fetch: int
     rank: int
     reason: AnyFailure
     text: str
     error: TransportError | None = None
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +75,16 @@ class ReadStatistics:
     post_seconds: float = 0.0
     read_seconds: float = 0.0
     incomplete: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def instead(self, failed: Container[RankCoordinates], again: Iterable[ReadStatistics]) -> ReadStatistics:
+        """With what was read again from other sources instead of the failed ones."""
+        bytes_from = {source: nbytes for source, nbytes in self.bytes_from.items() if source not in failed}
+        num_rows = self.num_rows
+        for part in again:
+            num_rows += part.num_rows
+            for source, nbytes in part.bytes_from.items():
+                bytes_from[source] = bytes_from.get(source, 0) + nbytes
+        return replace(self, bytes_from=bytes_from, num_rows=num_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -16,11 +17,20 @@ from kvweave.core.layout import EngineLayout
 from kvweave.core.parallel import RankCoordinates
 from kvweave.errors import Mismatch, RemoteProtocolError, TransportError, TransportErrorKind
 from kvweave.protocol.description import decode_layout, encode_layout
-from kvweave.protocol.effects import AnyFailure, CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads
+from kvweave.protocol.effects import (
+    AnyFailure,
+    CancelReads,
+    ConnectPeer,
+    DropPeer,
+    FailureReason,
+    PostReads,
+    RetryReads,
+)
 from kvweave.protocol.messages import RefusalReason
 from kvweave.runtime.events import (
     Connected,
     NotConnected,
+    PrepareReads,
     ReadFailed,
     ReadsEnded,
     ReadStatistics,
@@ -84,6 +94,15 @@ class _Post(_Wire, frozen=True, tag="post"):
     fenced: bool
 
 
+class _Prepare(_Post, frozen=True, tag="prepare"):
+    pass
+
+
+class _Retry(_Wire, frozen=True, tag="retry"):
+    fetch: int
+    rank: int
+
+
 class _Cancel(_Wire, frozen=True, tag="cancel"):
     fetch: int
 
@@ -121,6 +140,7 @@ class _ReadFailed(_Wire, frozen=True, tag="read_failed"):
     reason: str
     text: str
     kind: TransportErrorKind | None
+    elsewhere: bool
 
 
 class _ReadsEnded(_Wire, frozen=True, tag="reads_ended"):
@@ -138,7 +158,8 @@ class _Ended(_Wire, frozen=True, tag="ended"):
     pass
 
 
-_AnyCommand = _Connect | _Drop | _Post | _Cancel | _Adopt | _Attend | _End
+_WorkerCommand = _Connect | _Drop | _Prepare | _Post | _Retry | _Cancel
+_AnyCommand = _WorkerCommand | _Adopt | _Attend | _End
 _AnyEvent = _Connected | _NotConnected | _ReadFailed | _ReadsEnded | _Ended
 _COMMANDS = msgspec.msgpack.Decoder(_AnyCommand)
 _EVENTS = msgspec.msgpack.Decoder(_AnyEvent)
@@ -156,20 +177,29 @@ def decode_command(data: bytes) -> LinkCommand:
     except msgspec.MsgspecError as error:
         raise RemoteProtocolError(f"link: {error}") from error
     match wire:
-        case _Connect():
-            return ConnectPeer(wire.address, wire.attempt, decode_layout(wire.layout), wire.agents)
-        case _Drop():
-            return DropPeer(wire.address)
-        case _Post():
-            return PostReads(*msgspec.structs.astuple(wire))
-        case _Cancel():
-            return CancelReads(wire.fetch)
         case _Adopt():
             return Adopt(wire.rank, decode_layout(wire.layout))
         case _Attend():
             return Attend(wire.busy)
         case _End():
             return End()
+    return _worker_command(wire)
+
+
+def _worker_command(wire: _WorkerCommand) -> WorkerCommand:
+    match wire:
+        case _Connect():
+            return ConnectPeer(wire.address, wire.attempt, decode_layout(wire.layout), wire.agents)
+        case _Drop():
+            return DropPeer(wire.address)
+        case _Prepare():
+            return PrepareReads(PostReads(*msgspec.structs.astuple(wire)))
+        case _Post():
+            return PostReads(*msgspec.structs.astuple(wire))
+        case _Retry():
+            return RetryReads(wire.fetch, wire.rank)
+        case _Cancel():
+            return CancelReads(wire.fetch)
 
 
 def encode_event(event: LinkEvent) -> bytes:
@@ -190,7 +220,7 @@ def decode_event(data: bytes) -> LinkEvent:
             problems = tuple(Mismatch(*problem) for problem in wire.problems)
             return NotConnected(wire.address, wire.attempt, wire.rank, wire.text, problems)
         case _ReadFailed():
-            return ReadFailed(wire.fetch, wire.rank, _reason(wire.reason), wire.text, _error(wire))
+            return ReadFailed(wire.fetch, wire.rank, _reason(wire.reason), wire.text, _error(wire), wire.elsewhere)
         case _ReadsEnded():
             statistics = ReadStatistics(
                 dict(wire.bytes_from), wire.num_rows, wire.post_seconds, wire.read_seconds, wire.incomplete
@@ -202,23 +232,29 @@ def decode_event(data: bytes) -> LinkEvent:
 
 def _command_wire(command: LinkCommand) -> _Wire:
     match command:
-        case ConnectPeer(address, attempt, layout, agents):
-            return _Connect(address, attempt, encode_layout(layout), agents)
-        case DropPeer(address):
-            return _Drop(address)
-        case PostReads():
-            return _Post(
-                command.fetch, command.address, _tables(command.source_tables), _tables(command.target_tables),
-                command.start_token, command.num_tokens, command.salt, command.fenced,
-            )  # fmt: skip
-        case CancelReads(fetch):
-            return _Cancel(fetch)
         case Adopt(rank, layout):
             return _Adopt(rank, encode_layout(layout))
         case Attend(busy):
             return _Attend(busy)
         case End():
             return _End()
+    return _worker_command_wire(command)
+
+
+def _worker_command_wire(command: WorkerCommand) -> _WorkerCommand:
+    match command:
+        case ConnectPeer(address, attempt, layout, agents):
+            return _Connect(address, attempt, encode_layout(layout), agents)
+        case DropPeer(address):
+            return _Drop(address)
+        case PrepareReads(reads):
+            return _Prepare(*_reads_wire(reads))
+        case PostReads():
+            return _Post(*_reads_wire(command))
+        case RetryReads(fetch, rank):
+            return _Retry(fetch, rank)
+        case CancelReads(fetch):
+            return _Cancel(fetch)
 
 
 def _event_wire(event: LinkEvent) -> _Wire:
@@ -230,7 +266,7 @@ def _event_wire(event: LinkEvent) -> _Wire:
             return _NotConnected(event.address, event.attempt, event.rank, event.text, problems)
         case ReadFailed():
             kind = None if event.error is None else event.error.kind
-            return _ReadFailed(event.fetch, event.rank, event.reason.value, event.text, kind)
+            return _ReadFailed(event.fetch, event.rank, event.reason.value, event.text, kind, event.elsewhere)
         case ReadsEnded():
             read = event.statistics
             return _ReadsEnded(
@@ -239,6 +275,13 @@ def _event_wire(event: LinkEvent) -> _Wire:
             )  # fmt: skip
         case Ended():
             return _Ended()
+
+
+def _reads_wire(reads: PostReads) -> tuple[Any, ...]:
+    return (
+        reads.fetch, reads.address, _tables(reads.source_tables), _tables(reads.target_tables), reads.start_token,
+        reads.num_tokens, reads.salt, reads.fenced,
+    )  # fmt: skip
 
 
 def _tables(tables: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

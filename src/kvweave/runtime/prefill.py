@@ -23,6 +23,7 @@ from kvweave.runtime.addresses import PeerList
 from kvweave.runtime.clock import Clock, boot_time
 from kvweave.runtime.closing import Closing
 from kvweave.runtime.control import ControlServer
+from kvweave.runtime.drains import drain_command
 from kvweave.runtime.events import PrefillLink
 from kvweave.runtime.links import Patient
 from kvweave.runtime.metrics import Metrics, Observer, Recorder
@@ -64,6 +65,7 @@ class PrefillEngine(Closing):
         self.layout = layout
         self.engine_id = checked_engine_id("prefill", engine_id)
         self._recorder = Recorder(observer)
+        self._draining = False
         self._generations = itertools.count(secrets.randbits(48))
         with ExitStack() as stack:
             self._server = ControlServer(bind, PeerList.parse(peers), advertise)
@@ -99,6 +101,8 @@ class PrefillEngine(Closing):
         reference. Raises ``BlockTableError`` for ids that this engine does not have.
         """
         self._require_alive()
+        if self._draining:
+            raise LocalProtocolError(f"engine {self.engine_id}: it is being drained; offer {request_id[:40]!r} nowhere")
         if not 0 <= num_tokens <= MOST_TOKENS or not 0 < len(request_id) <= MOST_ID_LETTERS:
             raise LocalProtocolError(
                 f"offer {request_id[:40]!r}: num_tokens is {num_tokens}, the id has {len(request_id)} letters; "
@@ -126,6 +130,17 @@ class PrefillEngine(Closing):
         with suppress(LocalProtocolError):
             self._coordinator.submit(Withdraw(reference.offer))
         self._thread.wake()
+
+    def drain(self) -> Future[None]:
+        """Takes no new offer from now on; the future says when all that were made have been released.
+
+        They can still be fetched. Offering anew raises ``LocalProtocolError``.
+        """
+        self._draining = True
+        command = drain_command()
+        self._coordinator.submit(command)
+        self._thread.wake()
+        return command.future
 
     def metrics(self) -> Metrics:
         """What was done so far."""

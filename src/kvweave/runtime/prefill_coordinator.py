@@ -13,13 +13,14 @@ from typing import Any
 
 from kvweave.errors import IncompatiblePeer, RemoteProtocolError
 from kvweave.protocol.codec import decode, encode
-from kvweave.protocol.effects import Greeted, PrefillEffect, Release, ReleaseReason, Send, TurnedDown
+from kvweave.protocol.effects import Drained, Greeted, PrefillEffect, Release, ReleaseReason, Send, TurnedDown
 from kvweave.protocol.messages import OfferKey
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import PrefillSide
 from kvweave.runtime.clock import Clock
 from kvweave.runtime.commands import CommandQueue
 from kvweave.runtime.control import ControlServer
+from kvweave.runtime.drains import Drain, Drains
 from kvweave.runtime.events import PrefillLink
 from kvweave.runtime.metrics import Recorder
 from kvweave.runtime.polling import Activity
@@ -55,6 +56,9 @@ class Withdraw:
     offer: OfferKey
 
 
+PrefillCommand = Offer | Withdraw | Drain
+
+
 class PrefillCoordinator:
     """Offers, control channel and workers of one engine, driven by one thread. ``submit`` alone is for all threads."""
 
@@ -71,11 +75,12 @@ class PrefillCoordinator:
         self._workers = workers
         self._clock = clock
         self._recorder = recorder
-        self._commands: CommandQueue[Offer | Withdraw] = CommandQueue()
+        self._commands: CommandQueue[PrefillCommand] = CommandQueue()
         self._announcements: dict[OfferKey, Future[Released]] = {}
         self._awake_until = 0.0
+        self._drains = Drains()
 
-    def submit(self, command: Offer | Withdraw) -> None:
+    def submit(self, command: PrefillCommand) -> None:
         """Queues a command, from any thread; it is carried out before any message that comes in later.
 
         Raises ``LocalProtocolError`` when the engine has ended.
@@ -104,21 +109,31 @@ class PrefillCoordinator:
 
     def begin_closing(self) -> None:
         """See ``Pollable``."""
-        self._perform(self._side.close())
+        self._perform(self._side.begin_closing(self._clock()))
 
     def close(self, cause: BaseException | None) -> None:
-        """See ``Pollable``. Offers that came too late are released as well."""
+        """See ``Pollable``. Blocks that may be being read are released when the workers have ended: a reader that was
+        not reached must not find another request's bytes there. Offers that came too late are released as well.
+        """
         try:
+            self._perform(self._side.begin_closing(self._clock()))
             for command in self._commands.close():
                 self._carry_out(command)
-            self._perform(self._side.close())
         finally:
-            self._server.close()
-            for worker in self._workers:
-                worker.close()
+            try:
+                for worker in self._workers:
+                    worker.close()
+            finally:
+                self._perform(self._side.close())
+                self._drains.end_all(())
+                self._server.close()
 
-    def _carry_out(self, command: Offer | Withdraw) -> None:
+    def _carry_out(self, command: PrefillCommand) -> None:
         now = self._clock()
+        if isinstance(command, Drain):
+            self._drains.begin(command.future)
+            self._perform(self._side.drain())
+            return
         if isinstance(command, Withdraw):
             self._perform(self._side.withdraw(now, command.offer))
             return
@@ -146,6 +161,8 @@ class PrefillCoordinator:
                         self._recorder.add("unsent_messages")
                 case Release():
                     self._release(effect)
+                case Drained():
+                    self._drains.end()
                 case Greeted():
                     self._recorder.add("handshakes")
                     self._awake_until = self._clock() + GREETED_SECONDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvweave.core.layout import EngineLayout
 from kvweave.core.parallel import RankCoordinates
 from kvweave.errors import TransportError
+from kvweave.protocol.fetch_entry import Order
 from kvweave.runtime.events import ReadsEnded, ReadStatistics
 from kvweave.runtime.handle import Delivered, Fetch
 
@@ -12,10 +13,11 @@ from kvweave.runtime.handle import Delivered, Fetch
 class FetchRecord:
     """One fetch, from its beginning to its report."""
 
-    def __init__(self, fetch: Fetch, layout: EngineLayout, now: float) -> None:
+    def __init__(self, fetch: Fetch, layout: EngineLayout, now: float, order: Order | None = None) -> None:
         self.fetch = fetch
         self.began_at = self.claimed_at = self.posted_at = now
         self.cause: TransportError | None = None
+        self.order = order
         self._layout = layout
         self._completed_at = now
         self._read: dict[RankCoordinates, ReadStatistics] = {}

@@ -1,13 +1,15 @@
 """The workers: one per rank, each with a transport of its own. They move bytes and decide nothing.
 
 A prefill worker registers its memory and makes progress so that peers can read it. A decode worker plans once per peer
-for its own rank, computes a request's rows, posts its reads, and reports. Both are driven by the polling thread.
+for its own rank, computes a request's rows (while its claim is under way), posts its reads, and reports. Both are
+driven by the polling thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,15 @@ from kvweave.core.descriptors import RequestDescriptors, Rows
 from kvweave.core.layout import EngineLayout, RankLayout
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.plan import TransferPlan, plan_transfer
+from kvweave.core.read import Read
+from kvweave.core.replicas import others
 from kvweave.errors import BlockTableError, IncompatibleLayouts, KVWeaveError, TransportError, TransportErrorKind
-from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads
+from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads, RetryReads
 from kvweave.runtime.clock import Clock
 from kvweave.runtime.events import (
     Connected,
     NotConnected,
+    PrepareReads,
     ReadFailed,
     ReadsEnded,
     ReadStatistics,
@@ -33,6 +38,10 @@ from kvweave.transport.rows import ReadRows
 
 _MOST_ALLOWED = 4096
 """Fetches that may be allowed before their reads come; some never come."""
+_MOST_PREPARED = 64
+"""Fetches whose rows may be kept before their reads come; those of a refused claim never come."""
+_MOST_FAILED = 64
+"""Fetches whose failed reads may be kept until they are tried again; those of a fetch that was given up never are."""
 
 
 class PrefillWorker:
@@ -82,6 +91,18 @@ class _Reads:
     handles: list[ReadHandle] = field(default_factory=list)
     statistics: ReadStatistics = field(default_factory=ReadStatistics)
     failed: bool = False
+    command: PostReads | None = None
+    failed_agents: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A fetch's rows, cut up by where they come from; true as long as ``peer`` is connected."""
+
+    reads: PostReads
+    peer: _Peer
+    descriptors: RequestDescriptors
+    parts: tuple[tuple[str, ReadRows], ...]
 
 
 class DecodeWorker:
@@ -103,6 +124,8 @@ class DecodeWorker:
         self._reads: dict[int, _Reads] = {}
         self._fenced: dict[int, PostReads] = {}
         self._allowed: dict[int, None] = {}
+        self._prepared: dict[int, _Prepared] = {}
+        self._failed: dict[int, _Reads] = {}
         self._events: list[WorkerEvent] = []
         if not registered:
             transport.register(self._own.regions)
@@ -119,10 +142,14 @@ class DecodeWorker:
                 self._connect(command)
             case DropPeer():
                 self._drop(command.address)
+            case PrepareReads(reads):
+                self._prepare(reads)
             case PostReads(fetch=fetch, fenced=True) if fetch not in self._allowed:
                 self._fenced[fetch] = command
             case PostReads():
                 self._post(command)
+            case RetryReads(fetch, rank) if rank == self._rank:
+                self._retry(fetch)
             case CancelReads(fetch):
                 self._cancel(fetch)
 
@@ -202,34 +229,59 @@ class DecodeWorker:
 
     def _post(self, command: PostReads) -> None:
         self._allowed.pop(command.fetch, None)
-        reads = self._reads[command.fetch] = _Reads(self._clock())
+        reads = self._reads[command.fetch] = _Reads(self._clock(), command=command)
         peer = self._peers.get(command.address)
         if peer is None:
             self._fail(command.fetch, FailureReason.PEER_LOST, f"{command.address} is not connected")
             return
         try:
-            descriptors = peer.plan.descriptors(
-                self._own, command.source_tables, command.target_tables, command.num_tokens, command.start_token,
-                command.salt,
-            )  # fmt: skip
-            for source, rows in descriptors.items():
-                for part in _parts(peer.memories[source], self._memories, rows):
-                    reads.handles.append(self._transport.read(peer.agents[source], part))
+            prepared = self._prepared.pop(command.fetch, None)
+            if prepared is None or prepared.peer is not peer or prepared.reads != command:
+                prepared = self._rows(peer, command)
+            reads.handles += [self._transport.read(agent, part) for agent, part in prepared.parts]
         except BlockTableError as error:
             self._fail(command.fetch, FailureReason.BLOCK_TABLES, str(error))
         except KVWeaveError as error:
             self._fail(command.fetch, FailureReason.READ_FAILED, str(error))
         else:
-            reads.statistics = _statistics(descriptors, self._clock() - reads.started_at)
+            reads.statistics = _statistics(prepared.descriptors, self._clock() - reads.started_at)
+
+    def _prepare(self, reads: PostReads) -> None:
+        """Computes rows ahead; what is wrong with them is told by ``_post``, which computes them again."""
+        peer = self._peers.get(reads.address)
+        if peer is None:
+            return
+        with suppress(KVWeaveError):
+            self._prepared[reads.fetch] = self._rows(peer, reads)
+        while len(self._prepared) > _MOST_PREPARED:
+            del self._prepared[next(iter(self._prepared))]
+
+    def _rows(self, peer: _Peer, command: PostReads) -> _Prepared:
+        descriptors = peer.plan.descriptors(
+            self._own, command.source_tables, command.target_tables, command.num_tokens, command.start_token,
+            command.salt,
+        )  # fmt: skip
+        parts = [
+            (peer.agents[source], part)
+            for source, rows in descriptors.items()
+            for part in _parts(peer.memories[source], self._memories, rows)
+        ]
+        return _Prepared(command, peer, descriptors, tuple(parts))
 
     def _look_at_reads(self, fetch: int, reads: _Reads) -> None:
-        for handle in reads.handles:
-            if handle.state is ReadState.FAILED and not reads.failed:
-                lost = handle.error is not None and handle.error.kind is TransportErrorKind.PEER_LOST
-                reason = FailureReason.PEER_LOST if lost else FailureReason.READ_FAILED
-                self._fail(fetch, reason, str(handle.error), handle.error)
+        failed = [handle for handle in reads.handles if handle.state is ReadState.FAILED]
+        reads.failed_agents.update(handle.peer for handle in failed)
+        if failed and not reads.failed:
+            error = failed[0].error
+            lost = error is not None and error.kind is TransportErrorKind.PEER_LOST
+            reason = FailureReason.PEER_LOST if lost else FailureReason.READ_FAILED
+            self._fail(fetch, reason, str(error), error, elsewhere=not lost and bool(self._elsewhere(reads)))
         if all(handle.state.terminal for handle in reads.handles):
             del self._reads[fetch]
+            if failed:
+                self._failed[fetch] = reads
+                while len(self._failed) > _MOST_FAILED:
+                    del self._failed[next(iter(self._failed))]
             now = self._clock()
             statistics = reads.statistics
             ended = ReadStatistics(
@@ -238,9 +290,51 @@ class DecodeWorker:
             )  # fmt: skip
             self._events.append(ReadsEnded(fetch, self._rank, now, ended))
 
-    def _fail(self, fetch: int, reason: FailureReason, text: str, error: TransportError | None = None) -> None:
+    def _fail(
+        self,
+        fetch: int,
+        reason: FailureReason,
+        text: str,
+        error: TransportError | None = None,
+        elsewhere: bool = False,
+    ) -> None:
         self._reads[fetch].failed = True
-        self._events.append(ReadFailed(fetch, self._rank, reason, text, error))
+        self._events.append(ReadFailed(fetch, self._rank, reason, text, error, elsewhere))
+
+    def _elsewhere(self, reads: _Reads) -> dict[int, tuple[Read, ...]]:
+        """What failed, by the salt at which other replicas serve it; nothing when a part of it has none."""
+        peer = self._peers.get(reads.command.address) if reads.command else None
+        if reads.command is None or peer is None:
+            return {}
+        return others(peer.plan.of(self._own), reads.command.salt, _sources(peer, reads.failed_agents)) or {}
+
+    def _retry(self, fetch: int) -> None:
+        """Reads once more what failed, from other replicas."""
+        reads = self._reads[fetch] = self._failed.pop(fetch, _Reads(self._clock()))
+        reads.handles, reads.failed = [], False
+        turns = self._elsewhere(reads)
+        if reads.command is None or not turns:
+            self._fail(fetch, FailureReason.READ_FAILED, "no other replica has what could not be read")
+            return
+        peer = self._peers[reads.command.address]
+        again = [
+            self._rows(replace(peer, plan=_only(peer.plan, self._own, part)), replace(reads.command, salt=salt))
+            for salt, part in turns.items()
+        ]
+        try:
+            reads.handles += [self._transport.read(agent, part) for rows in again for agent, part in rows.parts]
+        except KVWeaveError as error:
+            self._fail(fetch, FailureReason.READ_FAILED, str(error))
+        read = [_statistics(rows.descriptors, 0.0) for rows in again]
+        reads.statistics = reads.statistics.instead(_sources(peer, reads.failed_agents), read)
+
+
+def _sources(peer: _Peer, agents: set[str]) -> set[RankCoordinates]:
+    return {source for source, agent in peer.agents.items() if agent in agents}
+
+
+def _only(plan: TransferPlan, target: RankLayout, reads: tuple[Read, ...]) -> TransferPlan:
+    return replace(plan, reads={target.coordinates: reads})
 
 
 def _memories(rank: RankLayout) -> _Memories:

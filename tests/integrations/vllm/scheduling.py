@@ -65,6 +65,7 @@ class Instance:
     faults: FaultSource = no_faults
     services: list[RankService] = field(default_factory=list)
     metadata: list[Finished] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
     stats: KVWeaveStats = field(default_factory=KVWeaveStats)
     prefilled: dict[str, Any] = field(default_factory=dict)
 
@@ -117,7 +118,7 @@ class Instance:
             finished = finished.metadata[0]
         self.metadata.append(finished)
         connector = KVConnectorOutput(
-            finished_sending=set(finished.released), finished_recving=set(finished.loaded),
+            finished_sending=set(finished.released), finished_recving=set(finished.failed),
             failed_recving=set(finished.failed),
         )  # fmt: skip
         self._zero(output.new_block_ids_to_zero or ())
@@ -137,6 +138,7 @@ class Instance:
                 kv_connector_output=connector,
             ),
         )
+        self.loaded += sorted(connector.finished_recving - connector.failed_recving)
         self._note_results()
         return output
 
@@ -174,6 +176,8 @@ class Instance:
 
     def reported(self, kind: str) -> list[str]:
         """All ids that were reported so far: ``released``, ``loaded`` or ``failed``."""
+        if kind == "loaded":
+            return self.loaded
         return [name for finished in self.metadata for name in sorted(getattr(finished, kind))]
 
     def wrong_bytes(self, name: str, start: int, stop: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec, iter_layer_specs
 
 from tests.integrations.vllm.engines import Engine, check_pair
 from tests.integrations.vllm.layers import Heads, Layer, Side
@@ -97,7 +98,46 @@ def test_windows_take_what_the_target_has_blocks_for(window: int) -> None:
     check_pair(prefill, decode, num_tokens, null_tokens=windowed)
 
 
-def test_chunks() -> None:
-    extra = {"kind": "ChunkedLocalAttentionSpec", "extra": {"attention_chunk_size": 64}}
-    model = {f"model.layers.{n}.self_attn.attn": Heads(2, **(extra if n % 2 else {})) for n in range(4)}
-    run(model, Side(2), Side(1, block_size=32))
+def chunks(chunk: int) -> dict[str, Layer]:
+    extra = {"kind": "ChunkedLocalAttentionSpec", "extra": {"attention_chunk_size": chunk}}
+    return {f"model.layers.{n}.self_attn.attn": Heads(2, **(extra if n % 2 else {})) for n in range(4)}
+
+
+@pytest.mark.parametrize("num_tokens", [63, 64, 65, 100])
+def test_chunks_take_what_the_target_has_blocks_for(num_tokens: int) -> None:
+    model = chunks(64)
+    prefill, decode = (Engine(side, model, whole_of(model)) for side in (Side(2), Side(1, block_size=32)))
+    chunked = {
+        number: num_tokens // 64 * 64
+        for number, group in enumerate(decode.configs[0].kv_cache_groups)
+        if getattr(group.kv_cache_spec, "attention_chunk_size", None)
+    }
+    assert chunked
+    check_pair(prefill, decode, num_tokens, null_tokens=chunked)
+
+
+def test_groups_of_different_kinds_lie_over_one_another() -> None:
+    model = chunks(64)
+    engine = Engine(Side(1), model, whole_of(model))
+    addresses = {name: tensor.data_ptr() for name, tensor in engine.tensors[0].items()}
+    assert len(engine.configs[0].kv_cache_groups) == 2
+    assert len(set(addresses.values())) == len(addresses) // 2
+    run(model, Side(1), Side(2, block_size=32))
+
+
+@pytest.mark.parametrize("model", [windows(24), chunks(64)], ids=["windows", "chunks"])
+def test_without_the_hybrid_manager_windows_and_chunks_keep_everything(model: dict[str, Layer]) -> None:
+    alone = Side(2, hybrid_manager=False)
+    (group,) = Engine(alone, model, whole_of(model)).configs[0].kv_cache_groups
+    assert {type(spec) for spec in iter_layer_specs(group.kv_cache_spec)} == {FullAttentionSpec}
+    run(model, alone, Side(1, block_size=32, hybrid_manager=False))
+    run(model, alone, Side(1, block_size=32))
+    run(model, Side(1, block_size=32), alone)
+
+
+FULL_KINDS = {"RSWASpec": {"rswa_window": 32}, "SinkFullAttentionSpec": {"sink_len": 16}}
+
+
+@pytest.mark.parametrize("kind", list(FULL_KINDS))
+def test_other_kinds_of_full_attention(kind: str) -> None:
+    run(llama(kind=kind, extra=FULL_KINDS[kind]), Side(2), Side(1, block_size=32))

@@ -46,6 +46,22 @@ def test_a_layer_that_reads_anothers_cache(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.shares_with == "other"
 
 
+@pytest.mark.parametrize(
+    ("layer", "attends_all"),
+    [
+        ({"sliding_window": None}, True),
+        ({"sliding_window": 128}, False),
+        ({"sliding_window": None, "attention_chunk_size": 64}, False),
+        ({"window_size": 128}, False),
+    ],
+    ids=["full", "window", "chunk", "a cache that says it otherwise"],
+)
+def test_what_a_layer_attends_to_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, layer: dict[str, int | None], attends_all: bool
+) -> None:
+    assert facts_of(monkeypatch, ATTENTION, backend=CPUAttentionBackend, **layer).attends_all is attends_all
+
+
 def test_layers_of_a_uniform_group_keep_their_own_specs() -> None:
     uniform = vllm_specs.UniformTypeKVCacheSpecs(block_size=64, kv_cache_specs={"a": ATTENTION, "b": INDEXER})
     groups = [SimpleNamespace(layer_names=["a", "b", "shares with a"], kv_cache_spec=uniform)]

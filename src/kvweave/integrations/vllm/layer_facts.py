@@ -18,7 +18,8 @@ class LayerFacts:
     ``page_tokens`` is known where a page's interior depends on it (values, then scales). ``shares_with`` names the
     layer whose cache this one reads (vLLM's ``kv_sharing_target_layer_name``): it keeps nothing of its own.
     ``shuffled`` says that values of a page lie in an order of the kernel's own, ``key_major`` that a recurrent state
-    lies as (head, key, value) whatever its shape says.
+    lies as (head, key, value) whatever its shape says, ``attends_all`` that the layer has neither window nor chunk,
+    also where its spec names one: without the hybrid manager vLLM merges all layers' specs (``FullAttentionSpec.merge``).
     """
 
     backend: str
@@ -27,6 +28,7 @@ class LayerFacts:
     shares_with: str | None = None
     shuffled: bool = False
     key_major: bool = False
+    attends_all: bool = False
 
 
 def read_facts(vllm_config: Any, kv_cache_config: Any) -> Mapping[str, LayerFacts]:
@@ -70,7 +72,13 @@ def _facts(layer: Any, spec: Any) -> LayerFacts:
         getattr(layer, "kv_sharing_target_layer_name", None),
         bool(getattr(layer, "uses_shuffled_layout", False)),
         current_platform.is_cpu() and backend.get_name() in KEY_MAJOR_BACKENDS,
+        _attends_all(layer),
     )
+
+
+def _attends_all(layer: Any) -> bool:
+    """vLLM's ``Attention`` says its window, its subclass for chunks also these; other layers' specs are their own."""
+    return getattr(layer, "sliding_window", 0) is None and getattr(layer, "attention_chunk_size", None) is None
 
 
 def _page_tokens(backend: Any, spec: Any) -> int | None:

@@ -12,7 +12,7 @@ from kvweave.core.layout import EngineLayout
 from kvweave.errors import ConfigurationError
 from kvweave.integrations.vllm.block_ids import BlockIds
 from kvweave.integrations.vllm.engine import join_ranks
-from kvweave.integrations.vllm.fingerprint import fingerprint
+from kvweave.integrations.vllm.fingerprint import model_identity
 from kvweave.integrations.vllm.layout import refuse_configuration
 from kvweave.integrations.vllm.loads import Loads
 from kvweave.integrations.vllm.metadata import Finished, RankHandshake
@@ -32,7 +32,7 @@ class SchedulerRole:
     def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings) -> None:
         refuse_configuration(kv_cache_config)
         refuse_replay(kv_cache_config)
-        self._model = vllm_config.model_config
+        self._vllm_config = vllm_config
         self._settings = settings
         self._groups = range(len(kv_cache_config.kv_cache_groups))
         self._block_ids = BlockIds.of(kv_cache_config)
@@ -57,7 +57,8 @@ class SchedulerRole:
                 "name KVWeaveConnector first among the connectors"
             )
         ranks.sort(key=lambda rank: rank.description.rank.coordinates)
-        layout = join_ranks([rank.description for rank in ranks], str(self._model.model), self._fingerprint())
+        name = str(self._vllm_config.model_config.model)
+        layout = join_ranks([rank.description for rank in ranks], name, self._fingerprint())
         if PREFILL in self._settings.roles:
             engine = self._open_prefill(layout, ranks)
             self._offers = Offers(engine, self._block_ids, self._kept_back)
@@ -98,10 +99,16 @@ class SchedulerRole:
         zeroed, self._zeroed = frozenset(self._zeroed), set()
         if self._loads is None:
             return Finished(released)
-        ended = self._loads.take_ended()
-        for request_id, incomplete in ended.incomplete.items():
-            self._keep_unpublished(request_id, incomplete)
-        return Finished(released, ended.loaded, ended.failed, zeroed)
+        failed = self._loads.take_failed()
+        return Finished(released, failed, zeroed, self._loads.under_way)
+
+    def take_loaded(self) -> frozenset[str]:
+        """Requests whose load was delivered since; their blocks hold what was offered."""
+        delivered = {} if self._loads is None else self._loads.take_delivered()
+        for request_id, report in delivered.items():
+            if report.incomplete:
+                self._keep_unpublished(request_id, report.incomplete)
+        return frozenset(delivered)
 
     def take_stats(self) -> KVWeaveStats | None:
         """What happened since the last call."""
@@ -114,7 +121,7 @@ class SchedulerRole:
 
     def _fingerprint(self) -> str:
         stated = self._settings.fingerprint
-        return fingerprint(self._model.model, self._model.revision) if stated is None else stated
+        return model_identity(self._vllm_config) if stated is None else stated
 
     def _open_prefill(self, layout: EngineLayout, ranks: list[RankHandshake]) -> PrefillEngine:
         settings = self._settings

@@ -16,7 +16,7 @@ from vllm.utils.torch_utils import current_stream
 from kvweave.core.cache_config import MemoryKind
 from kvweave.integrations.vllm.engine import read_worker
 from kvweave.integrations.vllm.layout import describe_rank
-from kvweave.integrations.vllm.metadata import Finished, RankHandshake
+from kvweave.integrations.vllm.metadata import Finished, Heard, RankHandshake
 from kvweave.integrations.vllm.settings import Settings
 from kvweave.runtime.naming import TransportFactory
 from kvweave.runtime.rank_service import RankService
@@ -33,6 +33,7 @@ class WorkerRole:
         self._service: RankService | None = None
         self._on_host = True
         self._results = KVConnectorTransferResults()
+        self._watched = False
         self.handshake: RankHandshake | None = None
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
@@ -56,8 +57,13 @@ class WorkerRole:
     def note(self, finished: Finished) -> None:
         """Takes what the scheduler role says of this step."""
         self._results.finished_sending |= finished.released
-        self._results.finished_recving |= finished.loaded
+        self._results.finished_recving |= finished.failed
         self._results.failed_recving |= finished.failed
+        self._watched = finished.watched
+
+    def answer(self) -> Heard | None:
+        """What makes vLLM ask the scheduler role after this step; None when it waits for nothing."""
+        return Heard() if self._watched else None
 
     def take_results(self) -> KVConnectorTransferResults:
         """What vLLM is to hear, once."""

@@ -1,4 +1,4 @@
-"""A simulated decode engine: it holds offers for queued requests, fetches them into its blocks, and uses what it got."""
+"""A simulated decode engine: it holds offers for queued requests, fetches them into its blocks, uses them."""
 
 from __future__ import annotations
 
@@ -155,16 +155,8 @@ class DecodeProcess(Process):
             match effect:
                 case Send():
                     self._send(str(effect.to), encode(effect.message))
-                case ConnectPeer():
-                    self._connect(effect)
-                case DropPeer():
-                    self._drop(effect.address)
-                case PostReads():
-                    self._post(effect)
-                case RetryReads():
-                    self._retry(effect)
-                case CancelReads():
-                    self._cancel(effect.fetch)
+                case ConnectPeer() | DropPeer() | PostReads() | RetryReads() | CancelReads():
+                    self._command_ranks(effect)
                 case Delivered() | Failed():
                     self._report(effect)
                 case Reusable():
@@ -175,6 +167,19 @@ class DecodeProcess(Process):
                     self._ledger.count("peers lost")
                 case Drained():
                     self._drained()
+
+    def _command_ranks(self, command: ConnectPeer | DropPeer | PostReads | RetryReads | CancelReads) -> None:
+        match command:
+            case ConnectPeer():
+                self._connect(command)
+            case DropPeer():
+                self._drop(command.address)
+            case PostReads():
+                self._post(command)
+            case RetryReads():
+                self._retry(command)
+            case CancelReads():
+                self._cancel(command.fetch)
 
     def _queue(self, transfer: Transfer) -> None:
         """Its turn has come as soon as there are blocks."""
@@ -236,15 +241,13 @@ class DecodeProcess(Process):
         for rank in range(self.shape.tp):
             transfer.reading[rank] = []
             if peer is None:
-                self._rank_failed(transfer, rank, FailureReason.PEER_LOST, False)
+                self._rank_failed(transfer, rank, FailureReason.PEER_LOST)
                 self._rank_ended(transfer, rank)
                 continue
             for piece in range(len(peer.pieces[rank])):
                 self._read(transfer, effect, peer, rank, piece, set())
 
-    def _read(
-        self, transfer: Transfer, effect: PostReads, peer: Peer, rank: int, piece: int, tried: set[int]
-    ) -> None:
+    def _read(self, transfer: Transfer, effect: PostReads, peer: Peer, rank: int, piece: int, tried: set[int]) -> None:
         source = choose_source(peer.pieces[rank][piece], effect.salt, tried)
         if source is None:
             raise LookupError(f"{self.name}: no replica is left for rank {rank}")
@@ -280,7 +283,7 @@ class DecodeProcess(Process):
             for read in failed
         )
 
-    def _rank_failed(self, transfer: Transfer, rank: int, reason: FailureReason, elsewhere: bool) -> None:
+    def _rank_failed(self, transfer: Transfer, rank: int, reason: FailureReason, elsewhere: bool = False) -> None:
         self._ledger.count("ranks whose reads failed")
         self.soon(0.001, partial(self._hear_failure, transfer.number, rank, reason, elsewhere))
 
@@ -303,7 +306,7 @@ class DecodeProcess(Process):
         failed = transfer.failed.pop(effect.rank)
         self._ledger.count("reads tried again")
         if peer is None or transfer.posted is None:
-            self._rank_failed(transfer, effect.rank, FailureReason.PEER_LOST, False)
+            self._rank_failed(transfer, effect.rank, FailureReason.PEER_LOST)
             self._rank_ended(transfer, effect.rank)
             return
         for read in failed:
@@ -334,8 +337,7 @@ class DecodeProcess(Process):
         number, serial = transfer.number, transfer.handover.serial
         self._ledger.require(number not in self.reads.open, f"{self.name}: fetch {number} is delivered while it reads")
         if serial is None or transfer.posted is None:
-            self._ledger.require(False, f"{self.name}: fetch {number} is delivered, but its reference is a false one")
-            return
+            self._ledger.fail(f"{self.name}: fetch {number} is delivered, but its reference is a false one")
         process = self._world.source_of(serial)
         for rank, pieces in enumerate(pieces_of(process.shape, self.shape)):
             for piece in range(len(pieces)):
@@ -343,7 +345,7 @@ class DecodeProcess(Process):
                     label = self.reads.label(rank, piece, block)
                     self._ledger.require(
                         label == content(serial, position),
-                        f"{self.name}: fetch {number} is delivered with foreign content in block {block} of rank {rank}",
+                        f"{self.name}: fetch {number} is delivered, block {block} of rank {rank} has foreign content",
                     )
 
     def _used(self, transfer: Transfer) -> None:
@@ -355,7 +357,8 @@ class DecodeProcess(Process):
         transfer = self.transfers[number]
         self._ledger.require(isinstance(transfer.report, Failed), f"{self.name}: fetch {number} is reusable unfailed")
         self._ledger.require(
-            number not in self.reads.open, f"{self.name}: fetch {number} is reusable while a read writes into its blocks"
+            number not in self.reads.open,
+            f"{self.name}: fetch {number} is reusable while a read writes into its blocks",
         )
         self._free(transfer)
 

@@ -41,7 +41,11 @@ def draw(seed: int, requests: int = 20) -> Scenario:
     calm = dice.random() < CALM_SHARE
     drawn = tuple(_request(dice, number, horizon, len(prefill), len(decode), calm) for number in range(requests))
     plans = tuple(sorted(drawn, key=lambda plan: plan.at))
-    faults = () if calm else tuple(sorted(_faults(dice, horizon, lease_seconds, prefill, decode), key=lambda fault: fault.at))
+    faults = (
+        ()
+        if calm
+        else tuple(sorted(_faults(dice, horizon, lease_seconds, prefill, decode), key=lambda fault: fault.at))
+    )
     weather = CALM if calm else _weather(dice)
     timing = SWIFT if calm else _timing(dice)
     return Scenario(seed, prefill, decode, plans, faults, weather, lease_seconds, timing, dice.random() < 0.3)

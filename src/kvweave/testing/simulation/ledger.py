@@ -1,7 +1,7 @@
 """What the simulation knows and the protocol does not: who truly owns which content, and what has happened so far.
 
-A run that breaks a rule raises ``Violation``. Every step goes into a hash, so that two runs can be told apart by it, and
-into a readable trace where one is wanted.
+A run that breaks a rule raises ``Violation``. Every step goes into a hash, so that two runs can be told apart by it,
+and into a readable trace where one is wanted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from hashlib import blake2b
 from struct import pack
+from typing import NoReturn
 
 from kvweave.testing.simulation.schedule import Schedule
 
@@ -46,7 +47,11 @@ class Ledger:
         """Something countable happened."""
         self.counts[name] += amount
 
+    def fail(self, text: str) -> NoReturn:
+        """A rule is broken."""
+        raise Violation(f"at {self._schedule.now:.4f} s: {text}")
+
     def require(self, holds: bool, text: str) -> None:
         """Raises ``Violation`` unless a rule holds."""
         if not holds:
-            raise Violation(f"at {self._schedule.now:.4f} s: {text}")
+            self.fail(text)

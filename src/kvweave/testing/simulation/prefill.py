@@ -173,15 +173,14 @@ class PrefillProcess(Process):
             self._claims[message.claim] = message.offer
         if isinstance(message, Claimed | Renewed):
             offered = self.offers.get(self._claims[message.claim])
-            self._ledger.require(offered is not None, f"{self.name}: grants claim {message.claim}, which has no offer")
-            if offered is not None:
-                offered.promised_until = max(offered.promised_until, self.clock + message.lease_seconds)
+            if offered is None:
+                self._ledger.fail(f"{self.name}: grants claim {message.claim} on an offer that it does not have")
+            offered.promised_until = max(offered.promised_until, self.clock + message.lease_seconds)
 
     def _release(self, effect: Release) -> None:
         offered = self.offers.pop(effect.offer, None)
         if offered is None:
-            self._ledger.require(False, f"{self.name}: {effect.offer} is released, but it is not pinned")
-            return
+            self._ledger.fail(f"{self.name}: {effect.offer} is released, but it is not pinned")
         self._ledger.note(f"{self.name} releases", effect.offer, effect.reason.value, f"#{offered.serial}")
         self._ledger.count(f"released: {effect.reason.value}")
         reads = self._world.reads_of(offered.serial)

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class Read:
-    """One piece of one rank, of the content that its reference stands for. ``lost``: it failed because its source is gone. ``tried`` are replicas that failed."""
+    """One piece of one rank, of the content that its reference stands for.
+
+    ``lost``: it failed because its source is gone. ``tried`` are replicas that failed.
+    """
 
     fetch: int
     serial: int | None
@@ -79,7 +82,7 @@ class Reads:
         """Ends a read soon; it may write until then."""
         if not read.terminal and not read.cancelled:
             read.cancelled = True
-            self._process.schedule.after(self._dice.uniform(0.0005, 0.2), partial(self._end, read, True, ended))
+            self._process.schedule.after(self._dice.uniform(0.0005, 0.2), partial(self._fail, read, ended))
 
     def _copy(self, read: Read, pairs: Sequence[tuple[int, int]]) -> None:
         if read.terminal or not self._process.alive or not read.source.readable:
@@ -99,17 +102,21 @@ class Reads:
         if not read.source.readable:
             read.lost = True
             delay = self._dice.choice((0.01, 0.3, 1.5))
-            self._process.schedule.after(delay, partial(self._end, read, True, ended))
+            self._process.schedule.after(delay, partial(self._fail, read, ended))
         elif self._faults.fails(read):
-            self._end(read, True, ended)
+            self._fail(read, ended)
         else:
             self._copy(read, pairs)
-            self._end(read, False, ended)
+            self._end(read, ended)
 
-    def _end(self, read: Read, failed: bool, ended: Ended) -> None:
+    def _fail(self, read: Read, ended: Ended) -> None:
+        read.failed = read.failed or not read.terminal
+        self._end(read, ended)
+
+    def _end(self, read: Read, ended: Ended) -> None:
         if read.terminal or not self._process.alive:
             return
-        read.terminal, read.failed = True, failed
+        read.terminal = True
         remaining = self.open[read.fetch]
         remaining.remove(read)
         if not remaining:

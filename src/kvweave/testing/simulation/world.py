@@ -145,7 +145,7 @@ class World:
     def left_over(self) -> list[str]:
         """What is not over yet: requests, blocks, records of the dead."""
         left = []
-        addresses = [address for address in self.network.listening]
+        addresses = list(self.network.listening)
         for slot in self._slots.values():
             process = slot.process
             if not process.alive:
@@ -159,7 +159,7 @@ class World:
             else:
                 fetches = process.side.fetches
                 holdings = {"fetches": len(fetches), "begun": fetches.begun, "reading": fetches.reading}
-                holdings["owed"] = fetches.owed
+                holdings["owed"] = len(fetches.acknowledgements)
                 named = process.named
                 dead = [peer for peer in process.side.peers.addresses if peer not in addresses and peer not in named]
                 extra = {"dead peers": len(dead)}
@@ -175,7 +175,11 @@ class World:
         process: _Process
         if place.role is Role.PREFILL:
             address = f"10.0.{place.number}.{start + 1}:5600"
-            if before is not None and isinstance(before.process, PrefillProcess) and (crash is None or crash.same_address):
+            if (
+                before is not None
+                and isinstance(before.process, PrefillProcess)
+                and (crash is None or crash.same_address)
+            ):
                 address = before.process.address
             process = self._prefills[name] = PrefillProcess(self, place, shape, name, engine_id, address)
             self._places[address] = place
