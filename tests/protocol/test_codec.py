@@ -13,6 +13,7 @@ from kvweave.errors import IncompatiblePeer, LocalProtocolError, RemoteProtocolE
 from kvweave.protocol.codec import MOST_MESSAGE_BYTES, decode, encode
 from kvweave.protocol.messages import (
     Acknowledge,
+    Acknowledged,
     Claim,
     Claimed,
     EngineRole,
@@ -34,9 +35,10 @@ MESSAGES = [
     Claimed(7, key(), 10, TABLES, 30.0),
     Renewed(7, 3, 30.0),
     Refused(7, RefusalReason.RELEASED, "it is over"),
-    Acknowledge(key(), 1),
+    Acknowledge(7, key(), (0, 1)),
+    Acknowledged(7, (0, 1)),
     Heartbeat((key(), key("other", 2))),
-    HeartbeatReply(((key(), RefusalReason.LEASE_ENDED),)),
+    HeartbeatReply(((key(), RefusalReason.LEASE_ENDED),), 3.0),
 ]
 
 

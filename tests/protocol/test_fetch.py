@@ -12,6 +12,7 @@ from kvweave.protocol.effects import (
     FailureReason,
     ForgetPeer,
     PostReads,
+    RetryReads,
     Reusable,
     Send,
     WantPeer,
@@ -21,6 +22,7 @@ from kvweave.protocol.fetch_entry import Order
 from kvweave.protocol.messages import (
     MOST_BEATS,
     Acknowledge,
+    Acknowledged,
     Claim,
     Claimed,
     Heartbeat,
@@ -35,7 +37,13 @@ from kvweave.protocol.states import FetchState
 from tests.protocol.examples import ADDRESS, ENGINE, TABLES, TARGETS, TIMING, key, messages, of_type, reference
 
 CLAIMED = Claimed(7, key(), 10, TABLES, 9.0)
-ACKNOWLEDGED = [Acknowledge(key(), 0), Acknowledge(key(), 1)]
+
+
+def acknowledge(*ranks: int) -> list[Acknowledge]:
+    return [Acknowledge(7, key(), ranks)]
+
+
+ACKNOWLEDGED = acknowledge(0, 1)
 
 
 @pytest.fixture
@@ -78,48 +86,62 @@ def test_reads_and_the_first_renewal_come_in_one_breath(book: FetchBook) -> None
 
 
 def test_delivery_needs_the_grant_and_all_reads_of_all_ranks(reading: FetchBook) -> None:
-    assert reading.reads_ended(7, 0, 100.5) == ()
+    assert reading.reads_ended(100.5, 7, 0, 100.5) == ()
     assert reading.receive(100.6, ADDRESS, Renewed(7, 1, 9.0)) == ()
-    effects = reading.reads_ended(7, 1, 100.7)
+    effects = reading.reads_ended(100.7, 7, 1, 100.7)
     assert messages(effects) == ACKNOWLEDGED
     assert effects[-1] == Delivered(7)
     assert len(reading) == 0
 
 
 def test_delivery_waits_for_a_grant_that_comes_after_the_reads(reading: FetchBook) -> None:
-    reading.reads_ended(7, 0, 100.5)
-    assert reading.reads_ended(7, 1, 100.7) == ()
+    reading.reads_ended(100.5, 7, 0, 100.5)
+    assert reading.reads_ended(100.7, 7, 1, 100.7) == ()
     assert reading.state(7) is FetchState.AWAITING_GRANT
     assert reading.receive(101.0, ADDRESS, Renewed(7, 1, 9.0))[-1] == Delivered(7)
 
 
 def test_reads_after_the_granted_lease_are_not_delivered(reading: FetchBook) -> None:
     reading.receive(100.6, ADDRESS, Renewed(7, 1, 9.0))
-    reading.reads_ended(7, 0, 109.0)
-    assert reading.reads_ended(7, 1, 109.0) == ()
+    reading.reads_ended(109.0, 7, 0, 109.0)
+    assert reading.reads_ended(109.0, 7, 1, 109.0) == ()
     effects = reading.handle_timer(109.0)
     assert reasons(effects) == [FailureReason.LATE]
-    assert messages(effects) == ACKNOWLEDGED
-    assert effects[-1] == Reusable(7)
+    assert ACKNOWLEDGED[0] in messages(effects)
+    assert effects[2] == Reusable(7)
 
 
-def test_claim_that_is_not_answered_is_given_up(book: FetchBook) -> None:
+def test_claim_that_is_not_answered_is_repeated_ever_more_rarely_and_given_up(book: FetchBook) -> None:
     book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
-    assert book.handle_timer(104.9) == ()
+    for now, repeated in ((100.9, 0), (101.0, 1), (102.9, 0), (103.0, 1), (104.9, 0)):
+        assert messages(book.handle_timer(now)).count(Claim(7, ENGINE, key())) == repeated
     effects = book.handle_timer(105.0)
     assert reasons(effects) == [FailureReason.UNANSWERED]
-    assert effects[-1] == Reusable(7)
+    assert ACKNOWLEDGED[0] in messages(effects)
+    assert effects[2] == Reusable(7)
 
 
-def test_claim_that_is_granted_after_it_was_given_up_is_acknowledged_unread(book: FetchBook) -> None:
-    book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
-    book.handle_timer(105.0)
+def test_claim_that_is_granted_after_its_fetch_has_ended_is_acknowledged(book: FetchBook) -> None:
     assert messages(book.receive(106.0, ADDRESS, CLAIMED)) == ACKNOWLEDGED
+
+
+def test_answer_to_a_repeated_claim_that_is_read_already_changes_nothing(reading: FetchBook) -> None:
+    assert reading.receive(100.1, ADDRESS, CLAIMED) == ()
+
+
+def test_acknowledgements_are_repeated_until_they_are_confirmed(reading: FetchBook) -> None:
+    reading.receive(100.1, ADDRESS, Renewed(7, 1, 9.0))
+    for rank in (0, 1):
+        reading.reads_ended(100.5, 7, rank, 100.5)
+    assert ACKNOWLEDGED[0] in messages(reading.handle_timer(101.5))
+    assert not reading.drained
+    reading.receive(101.6, ADDRESS, Acknowledged(7, (0, 1)))
+    assert ACKNOWLEDGED[0] not in messages(reading.handle_timer(103.5))
 
 
 def test_renewals_that_are_not_answered_fail_the_fetch(reading: FetchBook) -> None:
     effects = reading.handle_timer(103.0)
-    assert messages(effects) == [Renew(7, 2, ENGINE, key())]
+    assert Renew(7, 2, ENGINE, key()) in messages(effects)
     effects = reading.handle_timer(105.0)
     assert reasons(effects) == [FailureReason.UNANSWERED]
     assert of_type(effects, CancelReads) == [CancelReads(7)]
@@ -127,10 +149,11 @@ def test_renewals_that_are_not_answered_fail_the_fetch(reading: FetchBook) -> No
 
 def test_renewals_repeat_ahead_of_the_lease(reading: FetchBook) -> None:
     for sequence, now in ((1, 100.0), (2, 103.0), (3, 106.0), (4, 109.0), (5, 112.0)):
-        assert [m.sequence for m in messages(reading.handle_timer(now))] == ([sequence] if sequence > 1 else [])
+        said = [m.sequence for m in messages(reading.handle_timer(now)) if isinstance(m, Renew)]
+        assert said == ([sequence] if sequence > 1 else [])
         reading.receive(now + 0.1, ADDRESS, Renewed(7, sequence, 9.0))
-    reading.reads_ended(7, 0, 114.0)
-    assert reading.reads_ended(7, 1, 114.0)[-1] == Delivered(7)
+    reading.reads_ended(114.0, 7, 0, 114.0)
+    assert reading.reads_ended(114.0, 7, 1, 114.0)[-1] == Delivered(7)
 
 
 @pytest.mark.parametrize(
@@ -147,29 +170,29 @@ def test_refusal_while_reading_cancels_and_waits_for_all_reads(
     effects = reading.receive(101.0, ADDRESS, message)
     assert reasons(effects) == [reason]
     assert CancelReads(7) in effects
-    assert messages(reading.reads_ended(7, 1, 102.0)) == ACKNOWLEDGED[1:]
-    effects = reading.reads_ended(7, 0, 103.0)
-    assert messages(effects) == ACKNOWLEDGED[:1]
+    assert messages(reading.reads_ended(102.0, 7, 1, 102.0)) == acknowledge(1)
+    effects = reading.reads_ended(103.0, 7, 0, 103.0)
+    assert messages(effects) == acknowledge(0, 1)
     assert effects[-1] == Reusable(7)
 
 
 def test_failed_read_is_reported_once_and_later_causes_are_not(reading: FetchBook) -> None:
-    assert reasons(reading.read_failed(7, FailureReason.READ_FAILED, "broken")) == [FailureReason.READ_FAILED]
-    assert reading.read_failed(7, FailureReason.READ_FAILED, "broken too") == ()
+    assert reasons(reading.read_failed(100.5, 7, 0, FailureReason.READ_FAILED, "broken")) == [FailureReason.READ_FAILED]
+    assert reading.read_failed(100.5, 7, 0, FailureReason.READ_FAILED, "broken too") == ()
     assert reading.receive(101.0, ADDRESS, Refused(7, RefusalReason.LEASE_ENDED, "over")) == ()
-    assert reading.abort(7) == ()
+    assert reading.abort(101.0, 7) == ()
 
 
 def test_ranks_that_ended_before_a_failure_acknowledge_with_it(reading: FetchBook) -> None:
-    assert messages(reading.reads_ended(7, 1, 100.5)) == []
-    assert messages(reading.read_failed(7, FailureReason.READ_FAILED, "broken")) == ACKNOWLEDGED[1:]
+    assert messages(reading.reads_ended(100.5, 7, 1, 100.5)) == []
+    assert messages(reading.read_failed(100.5, 7, 0, FailureReason.READ_FAILED, "broken")) == acknowledge(1)
 
 
 def test_read_that_finds_its_peer_dead_forgets_the_peer(reading: FetchBook) -> None:
-    effects = reading.read_failed(7, FailureReason.PEER_LOST, "gone")
+    effects = reading.read_failed(100.5, 7, 0, FailureReason.PEER_LOST, "gone")
     assert effects[-1] == ForgetPeer(ADDRESS, "gone")
-    reading.peer_lost(ADDRESS, "gone")
-    assert messages(reading.reads_ended(7, 0, 101.0)) == []
+    reading.peer_lost(101.0, ADDRESS, "gone")
+    assert messages(reading.reads_ended(101.0, 7, 0, 101.0)) == []
 
 
 def test_repeated_and_late_messages_change_nothing(reading: FetchBook) -> None:
@@ -177,8 +200,8 @@ def test_repeated_and_late_messages_change_nothing(reading: FetchBook) -> None:
     assert reading.receive(101.0, "10.0.0.9:1", Refused(7, RefusalReason.RELEASED, "")) == ()
     assert reading.receive(101.0, ADDRESS, Renewed(99, 1, 9.0)) == ()
     assert reading.receive(101.0, ADDRESS, Refused(99, RefusalReason.RELEASED, "")) == ()
-    assert reading.reads_ended(7, 5, 101.0) == ()
-    assert reading.reads_ended(99, 0, 101.0) == ()
+    assert reading.reads_ended(101.0, 7, 5, 101.0) == ()
+    assert reading.reads_ended(101.0, 99, 0, 101.0) == ()
 
 
 def test_grant_that_was_not_asked_for_is_the_peers_fault(reading: FetchBook) -> None:
@@ -232,7 +255,7 @@ def test_claim_to_a_peer_that_does_not_know_us_moves_to_the_next_handshake_once(
     book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
     stranger = Refused(7, RefusalReason.NOT_HANDSHAKEN, "who are you")
     assert book.receive(100.1, ADDRESS, stranger) == (ForgetPeer(ADDRESS, "who are you"),)
-    assert book.peer_lost(ADDRESS, "who are you") == (WantPeer(ADDRESS),)
+    assert book.peer_lost(101.0, ADDRESS, "who are you") == (WantPeer(ADDRESS),)
     assert messages(book.peer_ready(100.2, ADDRESS, 9.0)) == [Claim(7, ENGINE, key())]
     assert reasons(book.receive(100.3, ADDRESS, stranger)) == [RefusalReason.NOT_HANDSHAKEN]
 
@@ -241,7 +264,7 @@ def test_lost_peer_fails_what_was_being_read_and_nobody_elses(reading: FetchBook
     other = "127.0.0.1:5601"
     reading.peer_ready(100.0, other, 9.0)
     reading.fetch(100.0, 8, Order(other, reference("other"), TARGETS))
-    assert [effect.fetch for effect in of_type(reading.peer_lost(ADDRESS, "gone"), Failed)] == [7]
+    assert [effect.fetch for effect in of_type(reading.peer_lost(101.0, ADDRESS, "gone"), Failed)] == [7]
     assert reading.state(8) is FetchState.CLAIMING
 
 
@@ -254,7 +277,7 @@ def test_failed_handshake_fails_what_waits_for_it(problems: tuple[Mismatch, ...]
     book = FetchBook("decode-1", 2, TIMING)
     book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
     book.hold(100.0, 8, ADDRESS, reference("held"))
-    effects = book.peer_failed(ADDRESS, "no", problems)
+    effects = book.peer_failed(101.0, ADDRESS, "no", problems)
     assert [(effect.fetch, effect.reason, effect.problems) for effect in of_type(effects, Failed)] == [
         (7, reason, problems),
         (8, reason, problems),
@@ -283,10 +306,20 @@ def test_held_offer_that_ended_fails_its_request_early(book: FetchBook) -> None:
     assert effects[-1] == Reusable(7)
 
 
-def test_heartbeat_to_a_peer_that_does_not_know_us_forgets_it(book: FetchBook) -> None:
+def test_heartbeats_come_in_time_for_the_shortest_lease(book: FetchBook) -> None:
     book.hold(100.0, 7, ADDRESS, reference())
-    effects = book.receive(101.0, ADDRESS, HeartbeatReply(((key(), RefusalReason.NOT_HANDSHAKEN),)))
-    assert of_type(effects, ForgetPeer) != []
+    book.handle_timer(100.0)
+    book.receive(100.1, ADDRESS, HeartbeatReply((), 1.5))
+    assert messages(book.handle_timer(100.5)) == []
+    assert messages(book.handle_timer(100.6)) == [Heartbeat((key(),))]
+
+
+def test_peer_is_asked_for_a_sign_of_life_and_lost_when_it_gives_none(book: FetchBook) -> None:
+    assert messages(book.handle_timer(100.0)) == [Heartbeat(())]
+    book.receive(100.1, ADDRESS, HeartbeatReply(()))
+    book.handle_timer(103.0)
+    assert of_type(book.handle_timer(112.9), ForgetPeer) == []
+    assert [effect.address for effect in of_type(book.handle_timer(113.0), ForgetPeer)] == [ADDRESS]
 
 
 def test_held_offer_is_fetched_under_its_number(book: FetchBook) -> None:
@@ -298,15 +331,14 @@ def test_held_offer_is_fetched_under_its_number(book: FetchBook) -> None:
 
 def test_abort_of_a_held_offer_frees_the_other_side_too(book: FetchBook) -> None:
     book.hold(100.0, 7, ADDRESS, reference())
-    effects = book.abort(7)
-    assert messages(effects) == [Claim(7, ENGINE, key())]
+    effects = book.abort(101.0, 7)
+    assert messages(effects) == ACKNOWLEDGED
     assert reasons(effects) == [FailureReason.ABORTED]
-    assert messages(book.receive(101.0, ADDRESS, CLAIMED)) == ACKNOWLEDGED
 
 
 def test_closing_gives_everything_up(reading: FetchBook) -> None:
     reading.fetch(100.0, 8, Order(ADDRESS, reference("second"), TARGETS))
-    effects = reading.close()
+    effects = reading.close(101.0)
     assert reasons(effects) == [FailureReason.CLOSED] * 2
     assert CancelReads(7) in effects
 
@@ -317,14 +349,54 @@ def test_abort_before_the_peer_is_ready_frees_the_other_side_once_it_is(begun: b
     book.hold(100.0, 7, ADDRESS, reference())
     if begun:
         book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
-    assert reasons(book.abort(7)) == [FailureReason.ABORTED]
-    assert messages(book.peer_ready(101.0, ADDRESS, 9.0)) == [Claim(7, ENGINE, key())]
-    assert messages(book.receive(101.0, ADDRESS, CLAIMED)) == ACKNOWLEDGED
+    assert reasons(book.abort(101.0, 7)) == [FailureReason.ABORTED]
+    assert messages(book.peer_ready(101.0, ADDRESS, 9.0)) == ACKNOWLEDGED
 
 
 def test_what_is_owed_to_a_peer_that_never_comes_is_forgotten() -> None:
     book = FetchBook("decode-1", 2, TIMING)
     book.hold(100.0, 7, ADDRESS, reference())
-    book.abort(7)
-    book.peer_failed(ADDRESS, "nobody answers", ())
+    book.abort(101.0, 7)
+    book.peer_failed(101.0, ADDRESS, "nobody answers", ())
     assert book.peer_ready(102.0, ADDRESS, 9.0) == ()
+
+
+def test_what_a_rank_could_not_read_is_read_again_from_another_replica(reading: FetchBook) -> None:
+    reading.receive(100.1, ADDRESS, Renewed(7, 1, 9.0))
+    reading.reads_ended(100.5, 7, 1, 100.5)
+    assert reading.read_failed(100.5, 7, 0, FailureReason.READ_FAILED, "broken", elsewhere=True) == ()
+    assert reading.reads_ended(100.6, 7, 0, 100.6) == (RetryReads(7, 0),)
+    assert reading.reading == 1
+    assert reading.reads_ended(101.0, 7, 0, 101.0)[-1] == Delivered(7)
+
+
+def test_retry_that_fails_too_fails_the_fetch_and_only_then_acknowledges(reading: FetchBook) -> None:
+    reading.read_failed(100.5, 7, 0, FailureReason.READ_FAILED, "broken", elsewhere=True)
+    reading.reads_ended(100.6, 7, 0, 100.6)
+    effects = reading.read_failed(100.7, 7, 0, FailureReason.READ_FAILED, "broken too")
+    assert (reasons(effects), messages(effects)) == ([FailureReason.READ_FAILED], [])
+    assert messages(reading.reads_ended(100.8, 7, 0, 100.8)) == acknowledge(0)
+
+
+def test_fetch_that_was_given_up_meanwhile_is_not_tried_again(reading: FetchBook) -> None:
+    reading.read_failed(100.5, 7, 0, FailureReason.READ_FAILED, "broken", elsewhere=True)
+    reading.abort(100.5, 7)
+    assert messages(reading.reads_ended(100.6, 7, 0, 100.6)) == acknowledge(0)
+
+
+def test_drained_engine_takes_nothing_new_and_ends_what_it_has(reading: FetchBook) -> None:
+    reading.hold(100.0, 8, ADDRESS, reference("held"))
+    reading.drain()
+    assert reasons(reading.hold(100.1, 9, ADDRESS, reference("new"))) == [FailureReason.CLOSED]
+    assert messages(reading.fetch(100.2, 8, Order(ADDRESS, reference("held"), TARGETS))) != []
+    assert not reading.drained
+
+
+def test_drained_engine_has_nothing_left_when_its_acknowledgements_are_confirmed(reading: FetchBook) -> None:
+    reading.drain()
+    reading.abort(100.1, 7)
+    for rank in (0, 1):
+        reading.reads_ended(100.2, 7, rank, 100.2)
+    assert not reading.drained
+    reading.receive(100.3, ADDRESS, Acknowledged(7, (0, 1)))
+    assert reading.drained

@@ -34,7 +34,7 @@ def reception(layout: EngineLayout = SOURCE) -> Reception:
 
 
 def reply_to(request: HandshakeRequest, layout: EngineLayout = SOURCE) -> HandshakeReply:
-    return messages(reception(layout).receive("a", request))[0]
+    return messages(reception(layout).receive(100.0, "a", request))[0]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def ready(book: PeerBook) -> PeerBook:
 
 
 def test_reply_holds_every_ranks_agent_data_whatever_their_number() -> None:
-    effects = reception().receive("a", REQUEST)
+    effects = reception().receive(100.0, "a", REQUEST)
     assert Greeted("decode-1") in effects
     assert [agent.data for agent in messages(effects)[0].agents] == [b"agent 0", b"agent 1", b"agent 2", b"agent 3"]
 
@@ -66,23 +66,40 @@ def test_reply_holds_the_wanted_ranks_alone() -> None:
 
 def test_guest_is_known_by_its_connection() -> None:
     made = reception()
-    made.receive("a", REQUEST)
-    assert made.guest("a") == Guest("decode-1", 2)
-    assert made.guest("b") is None
+    made.receive(100.0, "a", REQUEST)
+    assert made.guest(100.0, "a") == Guest("decode-1", 2)
+    assert made.guest(100.0, "b") is None
 
 
 def test_guests_that_come_and_go_do_not_fill_memory() -> None:
     made = reception()
     for connection in range(MOST_GUESTS + 10):
-        made.receive(connection, REQUEST)
-        made.guest(0)
-    assert len(made._guests) == MOST_GUESTS
-    assert made.guest(0) is not None
-    assert made.guest(1) is None
+        made.receive(100.0, connection, REQUEST)
+        made.guest(100.0, 0)
+    assert len(made) == MOST_GUESTS
+    assert made.guest(100.0, 0) is not None
+    assert made.guest(100.0, 1) is None
+
+
+def test_guest_that_was_silent_for_several_leases_is_forgotten() -> None:
+    made = reception()
+    made.receive(100.0, "a", REQUEST)
+    made.receive(100.0, "b", REQUEST)
+    made.guest(180.0, "a")
+    assert made.get_timer() == 220.0
+    made.handle_timer(220.0)
+    assert (made.guest(220.0, "a"), made.guest(220.0, "b")) == (Guest("decode-1", 2), None)
+
+
+def test_closing_engine_turns_everybody_away() -> None:
+    made = reception()
+    made.close()
+    (answer,) = messages(made.receive(100.0, "a", REQUEST))
+    assert answer.reason is RefusalReason.CLOSING
 
 
 def test_prefill_engine_that_asks_a_prefill_engine_is_refused() -> None:
-    (answer,) = messages(reception().receive("a", msgspec.structs.replace(REQUEST, role=EngineRole.PREFILL)))
+    (answer,) = messages(reception().receive(100.0, "a", msgspec.structs.replace(REQUEST, role=EngineRole.PREFILL)))
     assert answer.reason is RefusalReason.ROLE
 
 
@@ -94,6 +111,17 @@ def test_description_that_fits_no_message_is_refused_at_the_start() -> None:
 def test_wanting_again_asks_once(book: PeerBook) -> None:
     assert book.want(101.0, ADDRESS) == ()
     assert (len(book), book.opening) == (1, 1)
+
+
+def test_handshake_that_is_not_answered_is_repeated_ever_more_rarely(book: PeerBook) -> None:
+    moments = [now / 10 for now in range(1000, 1200) if messages(book.handle_timer(now / 10)) == [REQUEST]]
+    assert moments == [101.0, 103.0, 107.0, 115.0]
+
+
+def test_peer_that_does_not_know_the_connection_any_more_is_lost(ready: PeerBook) -> None:
+    stranger = HandshakeRefused(0, RefusalReason.NOT_HANDSHAKEN, "who are you")
+    assert ready.receive(101.0, ADDRESS, stranger) == (DropPeer(ADDRESS), PeerLost(ADDRESS, "who are you"))
+    assert ready.receive(101.0, ADDRESS, stranger) == ()
 
 
 def test_peer_is_ready_when_every_rank_is_warm(book: PeerBook) -> None:
@@ -168,7 +196,7 @@ def test_reply_that_is_of_no_use_loses_the_peer(book: PeerBook, reply: object) -
 
 
 def test_silent_peer_is_given_up_in_bounded_time(book: PeerBook) -> None:
-    assert book.handle_timer(119.9) == ()
+    assert of_type(book.handle_timer(119.9), PeerFailed) == []
     effects = book.handle_timer(120.0)
     assert of_type(effects, PeerFailed)[0].text.startswith(ADDRESS)
     assert len(book) == 0

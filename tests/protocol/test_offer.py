@@ -8,6 +8,7 @@ from kvweave.errors import LocalProtocolError
 from kvweave.protocol.effects import Release, ReleaseReason, Send
 from kvweave.protocol.messages import (
     Acknowledge,
+    Acknowledged,
     Claim,
     Claimed,
     Heartbeat,
@@ -35,7 +36,9 @@ def book() -> OfferBook:
 
 
 def acknowledge(book: OfferBook, rank: int, guest: Guest = GUEST, now: float = 101.0) -> tuple[object, ...]:
-    return book.receive(now, "a", guest, Acknowledge(key(), rank))
+    effects = book.receive(now, "a", guest, Acknowledge(7, key(), (rank,)))
+    assert effects[0] == Send("a", Acknowledged(7, (rank,)))
+    return effects[1:]
 
 
 def refusal(effects: tuple[object, ...]) -> RefusalReason:
@@ -47,7 +50,9 @@ def refusal(effects: tuple[object, ...]) -> RefusalReason:
 def test_claim_is_answered_with_tokens_tables_and_a_new_lease(book: OfferBook) -> None:
     assert book.receive(105.0, "a", GUEST, CLAIM) == (Send("a", Claimed(7, key(), 10, TABLES, 10.0)),)
     assert book.handle_timer(114.9) == ()
-    assert book.handle_timer(115.0) == (Release(key(), ReleaseReason.LEASE_ENDED),)
+    effects = book.handle_timer(115.0)
+    assert [type(message) for message in messages(effects)] == [Revoked]
+    assert effects[-1] == Release(key(), ReleaseReason.LEASE_ENDED)
 
 
 def test_nothing_valid_is_released_not_offered() -> None:
@@ -98,14 +103,14 @@ def test_renewal_lets_the_lease_begin_anew(book: OfferBook) -> None:
     book.receive(101.0, "a", GUEST, CLAIM)
     assert book.receive(109.0, "a", GUEST, RENEW) == (Send("a", Renewed(7, 1, 10.0)),)
     assert book.handle_timer(118.9) == ()
-    assert book.handle_timer(119.0) == (Release(key(), ReleaseReason.LEASE_ENDED),)
+    assert book.handle_timer(119.0)[-1] == Release(key(), ReleaseReason.LEASE_ENDED)
 
 
 def test_message_after_the_lease_finds_it_ended_though_no_timer_ran(book: OfferBook) -> None:
     book.receive(101.0, "a", GUEST, CLAIM)
     effects = book.receive(111.0, "a", GUEST, RENEW)
-    assert effects[0] == Release(key(), ReleaseReason.LEASE_ENDED)
-    assert refusal(effects) is RefusalReason.LEASE_ENDED
+    assert effects[1] == Release(key(), ReleaseReason.LEASE_ENDED)
+    assert refusal(effects[1:]) is RefusalReason.LEASE_ENDED
 
 
 def test_leases_of_other_offers_do_not_matter(book: OfferBook) -> None:
@@ -149,8 +154,41 @@ def test_heartbeats_renew_many_and_name_the_missing(book: OfferBook) -> None:
     book.offer(100.0, reference("second"))
     keys = (key(), key("second"), key("unknown"))
     effects = book.receive(109.0, "a", GUEST, Heartbeat(keys))
-    assert messages(effects) == [HeartbeatReply(((key("unknown"), RefusalReason.UNKNOWN_REQUEST),))]
+    assert messages(effects) == [HeartbeatReply(((key("unknown"), RefusalReason.UNKNOWN_REQUEST),), 10.0)]
     assert book.handle_timer(118.9) == ()
+
+
+def test_heartbeats_hear_the_shortest_lease(book: OfferBook) -> None:
+    book.offer(100.0, reference("short"), 2.0)
+    (reply,) = messages(book.receive(101.0, "a", GUEST, Heartbeat((key(), key("short")))))
+    assert reply == HeartbeatReply((), 2.0)
+
+
+def test_heartbeats_of_others_do_not_keep_what_is_claimed(book: OfferBook) -> None:
+    book.receive(101.0, "a", GUEST, CLAIM)
+    (reply,) = messages(book.receive(110.0, "b", OTHER, Heartbeat((key(),))))
+    assert reply.missing == ((key(), RefusalReason.ALREADY_CLAIMED),)
+    assert book.handle_timer(111.0)[-1] == Release(key(), ReleaseReason.LEASE_ENDED)
+
+
+def test_who_kept_an_offer_alive_hears_at_once_that_it_is_withdrawn(book: OfferBook) -> None:
+    book.receive(101.0, "a", GUEST, Heartbeat((key(),)))
+    told, released = book.withdraw(102.0, key())
+    assert told == Send("a", HeartbeatReply(((key(), RefusalReason.WITHDRAWN),)))
+    assert released == Release(key(), ReleaseReason.WITHDRAWN)
+
+
+def test_offer_that_nobody_claimed_is_given_back_by_all_ranks_of_an_engine(book: OfferBook) -> None:
+    effects = book.receive(101.0, "a", GUEST, Acknowledge(7, key(), (0, 1)))
+    assert effects[1:] == (Release(key(), ReleaseReason.ACKNOWLEDGED),)
+    assert refusal(book.receive(102.0, "a", GUEST, CLAIM)) is RefusalReason.RELEASED
+
+
+def test_fetch_that_was_given_up_cannot_give_back_what_a_later_one_reads(book: OfferBook) -> None:
+    book.receive(101.0, "a", GUEST, Claim(8, ENGINE, key()))
+    for _ in range(2):
+        assert book.receive(102.0, "a", GUEST, Acknowledge(7, key(), (0, 1)))[1:] == ()
+    assert len(book) == 1
 
 
 def test_withdrawn_offer_is_released_at_once_when_nobody_reads(book: OfferBook) -> None:
@@ -168,13 +206,23 @@ def test_withdrawn_offer_that_is_read_stays_pinned_and_grants_nothing(book: Offe
     assert acknowledge(book, 1) == (Release(key(), ReleaseReason.WITHDRAWN),)
 
 
-def test_closing_releases_everything_and_tells_claimants(book: OfferBook) -> None:
+def test_closing_tells_claimants_and_keeps_what_they_read_until_nothing_can_be_read(book: OfferBook) -> None:
     book.offer(100.0, reference("second"))
     book.receive(101.0, "a", GUEST, CLAIM)
-    effects = book.close()
-    assert [effect.offer for effect in effects if isinstance(effect, Release)] == [key(), key("second")]
+    effects = book.begin_closing(102.0)
     assert [type(message) for message in messages(effects)] == [Revoked]
-    assert (len(book), book.being_read) == (0, 0)
+    assert effects[-1] == Release(key("second"), ReleaseReason.CLOSING)
+    assert book.close() == (Release(key(), ReleaseReason.CLOSING),)
+    assert (len(book), book.being_read, book.get_timer()) == (0, 0, None)
+
+
+def test_drained_engine_releases_new_offers_at_once_and_keeps_the_others(book: OfferBook) -> None:
+    book.drain()
+    assert book.offer(100.0, reference("new")) == (Release(key("new"), ReleaseReason.CLOSING),)
+    assert refusal(book.receive(101.0, "a", GUEST, Claim(8, ENGINE, key("new")))) is RefusalReason.CLOSING
+    assert (len(book), book.drained) == (1, False)
+    book.withdraw(102.0, key())
+    assert book.drained
 
 
 def test_claimed_offers_are_counted_until_their_release(book: OfferBook) -> None:

@@ -56,7 +56,7 @@ def test_terminal_states_are_the_ends_of_the_lives() -> None:
     ends = {
         name: {state.value for state in states if table.terminal(state)} for name, (table, states, _) in LIVES.items()
     }
-    assert ends == {"peer": set(), "offer": {"released", "expired", "withdrawn"}, "fetch": {"delivered", "failed"}}
+    assert ends == {"peer": {"lost"}, "offer": {"released", "expired", "withdrawn"}, "fetch": {"delivered", "failed"}}
 
 
 def test_pinned_offers_end_by_their_lease_whatever_happened() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from kvweave.errors import ConfigurationError
 from kvweave.protocol.timing import Timing
 
 
-@pytest.mark.parametrize("name", ["handshake_seconds", "answer_seconds", "read_seconds", "retry_seconds"])
+@pytest.mark.parametrize("name", [field.name for field in fields(Timing) if field.name.endswith("_seconds")])
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_seconds_must_be_a_finite_number_above_zero(name: str, value: float) -> None:
     with pytest.raises(ConfigurationError, match=name):

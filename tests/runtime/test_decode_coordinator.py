@@ -149,7 +149,7 @@ def test_end_of_the_engine_ends_commands_that_came_too_late() -> None:
 
 def test_peer_that_breaks_the_protocol_is_dropped_and_counted(joined: Joined) -> None:
     fetch = joined.read()
-    joined.server.send(next(iter(joined.prefill_side._reception._guests)), b"nonsense")
+    joined.server.send(next(iter(joined.prefill_side.reception._guests)), b"nonsense")
     joined.command(DropPeer)
     assert fetch.failed.reason is FailureReason.PEER_LOST
     assert joined.recorder.snapshot().total("malformed_messages") == 1

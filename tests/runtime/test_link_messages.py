@@ -80,4 +80,4 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 
 def test_an_unknown_reason_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="'bored' is no reason"):
-        decode_event(msgspec.msgpack.encode(["read_failed", 7, 3, "bored", "text", None]))
+        decode_event(msgspec.msgpack.encode(["read_failed", 7, 3, "bored", "text", None, False]))

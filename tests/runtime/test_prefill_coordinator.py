@@ -58,7 +58,7 @@ def test_it_stays_awake_after_a_handshake_and_while_it_is_read(joined: Joined) -
     joined.until(Activity.SERVING)
     joined.say(Claim(7, ENGINE, key()))
     wait_until(lambda: joined.coordinator.poll() and joined.side.offers.being_read == 1)
-    joined.say(Acknowledge(key(), 0))
+    joined.say(Acknowledge(7, key(), (0,)))
     wait_until(lambda: joined.coordinator.poll() and released.done())
     joined.clock.advance(GREETED_SECONDS)
     joined.until(Activity.IDLE)

@@ -177,11 +177,9 @@ class PeerBook:
     def want(self, now: float, address: str) -> Effects:
         """Begins a handshake unless one is under way or done; repeats the reasons of a fresh misfit."""
         known = self._peers.get(address)
-        if known is not None and known.misfit is not None:
-            return (known.misfit,)
         if known is not None:
             known.state = PEER.step(known.state, PeerEvent.WANT)
-            return ()
+            return () if known.misfit is None else (known.misfit,)
         end = now + self._timing.handshake_seconds
         peer = self._peers[address] = _Peer(next(self._attempts), end, self._timing.resend_seconds)
         peer.state = PEER.step(peer.state, PeerEvent.WANT)
@@ -197,7 +195,10 @@ class PeerBook:
         peer = self._peers.get(address)
         if isinstance(message, HandshakeRefused) and message.reason is RefusalReason.NOT_HANDSHAKEN:
             return self.lose(now, address, message.text) if peer and peer.state is PeerState.READY else ()
-        if peer is None or peer.attempt != message.attempt or peer.state is not PeerState.HANDSHAKING:
+        if peer is None or peer.attempt != message.attempt:
+            return ()
+        if peer.state is not PeerState.HANDSHAKING:
+            peer.state = PEER.step(peer.state, PeerEvent.REPLY)
             return ()
         if isinstance(message, HandshakeRefused):
             return self.lose(now, address, f"handshake refused: {message.text} (reason: {message.reason.value})")
@@ -250,9 +251,11 @@ class PeerBook:
     def lose(self, now: float, address: str, text: str) -> Effects:
         """The peer is gone; its record is dropped, and with it everything that is known of it."""
         peer = self._peers.get(address)
-        if peer is None or peer.state is PeerState.INCOMPATIBLE:
+        if peer is None:
             return ()
         was, peer.state = peer.state, PEER.step(peer.state, PeerEvent.LOSE)
+        if was is PeerState.INCOMPATIBLE:
+            return ()
         self._drop(now, address)
         report = PeerLost(address, text) if was is PeerState.READY else PeerFailed(address, text)
         return (DropPeer(address), report)
@@ -269,6 +272,7 @@ class PeerBook:
             if peer is None:
                 effects += self.want(now, address)
             elif peer.state is PeerState.INCOMPATIBLE:
+                peer.state = PEER.step(peer.state, PeerEvent.FORGET)
                 self._drop(now, address)
             elif peer.state is PeerState.HANDSHAKING and now < peer.end:
                 peer.state = PEER.step(peer.state, PeerEvent.REPEAT)

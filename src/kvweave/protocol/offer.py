@@ -130,9 +130,7 @@ class OfferBook:
         offer = self._offers.get(key)
         if offer is None:
             return effects
-        if offer.state is not OfferState.REVOKED:
-            effects += _farewell(key, offer, RefusalReason.WITHDRAWN)
-        return effects + self._step(key, offer, OfferEvent.WITHDRAW)
+        return effects + self._withdraw(key, offer, RefusalReason.WITHDRAWN)
 
     def receive(self, now: float, connection: Hashable, guest: Guest, message: object) -> Effects:
         """What one message of a handshaken decode engine causes."""
@@ -173,7 +171,11 @@ class OfferBook:
     def begin_closing(self, now: float) -> Effects:
         """Withdraws everything, because the engine ends. What is being read stays pinned until ``close``."""
         self._retired = True
-        return tuple(effect for key in list(self._offers) for effect in self.withdraw(now, key))
+        effects = list(self.handle_timer(now))
+        for key, offer in list(self._offers.items()):
+            for effect in self._withdraw(key, offer, RefusalReason.CLOSING):
+                effects.append(Release(key, ReleaseReason.CLOSING) if isinstance(effect, Release) else effect)
+        return tuple(effects)
 
     def close(self) -> Effects:
         """Releases what is left: the engine has ended, and its memory cannot be read any more."""
@@ -184,6 +186,10 @@ class OfferBook:
         self._offers.clear()
         self._being_read = 0
         return effects
+
+    def _withdraw(self, key: OfferKey, offer: _Offer, reason: RefusalReason) -> Effects:
+        told = () if offer.state is OfferState.REVOKED else _farewell(key, offer, reason)
+        return told + self._step(key, offer, OfferEvent.WITHDRAW)
 
     def _claim(self, now: float, connection: Hashable, guest: Guest, message: Claim) -> Effects:
         offer = self._offers.get(message.offer)

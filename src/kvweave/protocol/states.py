@@ -59,7 +59,7 @@ class Table(Generic[State, Event]):
 
 
 class PeerState(StrEnum):
-    """A prefill engine, seen from the decode side."""
+    """A prefill engine, seen from the decode side. Of a lost one there is no record; when wanted, it begins anew."""
 
     UNKNOWN = "unknown"
     HANDSHAKING = "handshaking"
@@ -70,7 +70,7 @@ class PeerState(StrEnum):
 
 
 class PeerEvent(StrEnum):
-    """What happens to a peer: it is wanted, asked once more, has replied, is warm, does not fit, is lost."""
+    """What happens to a peer: it is wanted, asked once more, has replied, is warm, misfits, is lost or forgotten."""
 
     WANT = "want"
     REPLY = "reply"
@@ -78,6 +78,7 @@ class PeerEvent(StrEnum):
     MISFIT = "misfit"
     REPEAT = "repeat"
     LOSE = "lose"
+    FORGET = "forget"
 
 
 PEER = Table(
@@ -99,10 +100,10 @@ PEER = Table(
             (PeerState.READY, PeerEvent.LOSE): PeerState.LOST,
             (PeerState.READY, PeerEvent.WANT): PeerState.READY,
             (PeerState.READY, PeerEvent.REPLY): PeerState.READY,
-            (PeerState.INCOMPATIBLE, PeerEvent.WANT): PeerState.HANDSHAKING,
+            (PeerState.INCOMPATIBLE, PeerEvent.WANT): PeerState.INCOMPATIBLE,
+            (PeerState.INCOMPATIBLE, PeerEvent.REPLY): PeerState.INCOMPATIBLE,
             (PeerState.INCOMPATIBLE, PeerEvent.LOSE): PeerState.INCOMPATIBLE,
-            (PeerState.LOST, PeerEvent.WANT): PeerState.HANDSHAKING,
-            (PeerState.LOST, PeerEvent.LOSE): PeerState.LOST,
+            (PeerState.INCOMPATIBLE, PeerEvent.FORGET): PeerState.LOST,
         }
     ),
     frozenset({PeerEvent.REPLY}),

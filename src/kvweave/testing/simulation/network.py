@@ -60,7 +60,7 @@ class Connection:
     process: Process
 
 
-Delays = Callable[[Place, Place], Sequence[float]]
+Delays = Callable[[Place, Place, bytes], Sequence[float]]
 """How long the copies of one message between two engines take: none where it is lost, two where it is repeated."""
 
 
@@ -75,12 +75,12 @@ class Network:
 
     def call(self, channel: Channel, prefill: Place | None, data: bytes) -> None:
         """From decode to prefill; ``prefill`` is the place that holds the address."""
-        for delay in self._delays(channel.caller.place, prefill or channel.caller.place):
+        for delay in self._delays(channel.caller.place, prefill or channel.caller.place, data):
             self._schedule.after(delay, partial(self._reach, channel, data))
 
     def answer(self, connection: Connection, place: Place, data: bytes) -> None:
         """From prefill to decode."""
-        for delay in self._delays(place, connection.channel.caller.place):
+        for delay in self._delays(place, connection.channel.caller.place, data):
             self._schedule.after(delay, partial(self._return, connection, data))
 
     def _reach(self, channel: Channel, data: bytes) -> None:
@@ -124,8 +124,8 @@ class WeatherDelays:
         self._weather = scenario.weather
         self._dice: dict[tuple[Place, Place], random.Random] = {}
 
-    def __call__(self, source: Place, target: Place) -> Sequence[float]:
-        """See ``Delays``."""
+    def __call__(self, source: Place, target: Place, data: bytes) -> Sequence[float]:
+        """See ``Delays``; what is in a message does not matter to the weather."""
         dice = self._dice.get((source, target))
         if dice is None:
             dice = self._dice[source, target] = random.Random(f"{self._seed} {source} {target}")

@@ -161,7 +161,8 @@ class PrefillProcess(Process):
         self.perform(self.side.offer(self.clock, reference, plan.lease_seconds))
         self._world.hand_over(Handover(plan, reference, serial))
         if plan.withdraw_after is not None:
-            self.soon(plan.withdraw_after, partial(self._withdraw, reference.offer))
+            for delay in (plan.withdraw_after, plan.withdraw_after + 0.02):
+                self.soon(delay, partial(self._withdraw, reference.offer))
 
     def _withdraw(self, key: OfferKey) -> None:
         self._ledger.note(f"{self.name} withdraws", key)

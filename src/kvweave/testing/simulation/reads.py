@@ -16,7 +16,7 @@ from kvweave.core.replicas import replica_position
 from kvweave.testing.simulation.ledger import Ledger
 from kvweave.testing.simulation.memory import BlockPool
 from kvweave.testing.simulation.scenario import FailingReads, SlowReads, Weather
-from kvweave.testing.simulation.schedule import Process, Schedule
+from kvweave.testing.simulation.schedule import Process
 from kvweave.testing.simulation.shapes import Piece
 
 if TYPE_CHECKING:
@@ -125,16 +125,18 @@ class Reads:
 
 
 class ReadFaults:
-    """How long reads last and which of them fail."""
+    """How long reads last and which of them fail. ``fixed_seconds`` is for tests whose reads all last equally long."""
 
-    def __init__(self, schedule: Schedule, weather: Weather) -> None:
+    def __init__(self, weather: Weather) -> None:
         self.failing: list[FailingReads] = []
         self.slow: list[SlowReads] = []
+        self.fixed_seconds: float | None = None
         self._weather = weather
-        self._schedule = schedule
 
     def seconds(self, dice: random.Random, read: Read) -> float:
         """How long a read lasts that is posted now."""
+        if self.fixed_seconds is not None:
+            return self.fixed_seconds
         weather = self._weather
         longest = weather.long_read_seconds if dice.random() < weather.long_reads else weather.read_seconds
         place = read.source.place.number

@@ -210,9 +210,7 @@ class Scenario:
     @property
     def calm_at(self) -> float:
         """From when on nothing new happens and no fault lasts."""
-        last = [request.at + request.prefill_seconds + sum(request.resent) for request in self.requests]
-        return max([*last, *(fault.at + _seconds(fault) for fault in self.faults)], default=0.0)
-
-
-def _seconds(fault: Fault) -> float:
-    return fault.seconds or 0.0
+        last = [
+            plan.at + plan.prefill_seconds + sum(plan.resent) + (plan.queue_seconds or 0.0) for plan in self.requests
+        ]
+        return max([*last, *(fault.at + (fault.seconds or 0.0) for fault in self.faults)], default=0.0) + 0.5

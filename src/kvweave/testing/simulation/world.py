@@ -63,7 +63,7 @@ class World:
         self.ledger = Ledger(self.schedule, traced)
         self.weather = WeatherDelays(scenario, self.schedule, self.ledger)
         self.network = Network(self.schedule, self.ledger, delays or self.weather)
-        self.read_faults = ReadFaults(self.schedule, scenario.weather)
+        self.read_faults = ReadFaults(scenario.weather)
         self._dice = random.Random(f"{scenario.seed} clients")
         self._slots: dict[Place, Slot] = {}
         self._places: dict[str, Place] = {}
@@ -188,7 +188,8 @@ class World:
             process = DecodeProcess(self, place, shape, name, engine_id)
             self._decodes.append(process)
             if self.scenario.named_peers:
-                process.soon(0.0, partial(process.name_peers, list(self.network.listening)))
+                for delay in (0.0, 1.0):
+                    process.soon(delay, partial(process.name_peers, list(self.network.listening)))
         self._slots[place] = Slot(process, shape, start)
         self.ledger.note(f"{name} starts", engine_id)
         process.settle()
