@@ -171,11 +171,12 @@ class OfferBook:
     def begin_closing(self, now: float) -> Effects:
         """Withdraws everything, because the engine ends. What is being read stays pinned until ``close``."""
         self._retired = True
-        effects = list(self.handle_timer(now))
+        effects = self.handle_timer(now)
         for key, offer in list(self._offers.items()):
-            for effect in self._withdraw(key, offer, RefusalReason.CLOSING):
-                effects.append(Release(key, ReleaseReason.CLOSING) if isinstance(effect, Release) else effect)
-        return tuple(effects)
+            withdrawn = self._withdraw(key, offer, RefusalReason.CLOSING)
+            closing = Release(key, ReleaseReason.CLOSING)
+            effects += tuple(closing if isinstance(effect, Release) else effect for effect in withdrawn)
+        return effects
 
     def close(self) -> Effects:
         """Releases what is left: the engine has ended, and its memory cannot be read any more."""
