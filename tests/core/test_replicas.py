@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvweave.core.plan import plan_transfer
-from kvweave.core.replicas import choose, replica_position, salt_number
+from kvweave.core.replicas import choose, others, replica_position, salt_number
 from kvweave.core.spec import MLAAttentionSpec
 from kvweave.errors import PlanError
 from tests.core.engines import engine, model_of
@@ -56,3 +56,20 @@ def test_a_read_is_served_by_one_of_its_sources() -> None:
     plan = plan_transfer(engine(model, 4), engine(model, 2))
     (read,) = plan.of(plan.decode.rank(tp=1))
     assert [choose(read, salt).coordinates.tp for salt in range(4)] == [2, 3, 0, 1]
+
+
+def test_what_failed_is_served_by_others_and_the_rest_is_left_alone() -> None:
+    plan = plan_transfer(engine(model_of(MLAAttentionSpec(24)), tp=4), engine(model_of(MLAAttentionSpec(24)), tp=2))
+    (reads,) = [plan.of(rank) for rank in plan.decode.ranks[:1]]
+    first = {choose(read, 5).coordinates for read in reads}
+    again = others(reads, 5, first)
+    assert again is not None
+    assert [read for part in again.values() for read in part] == list(reads)
+    assert all(choose(read, salt).coordinates not in first for salt, part in again.items() for read in part)
+    assert others(reads, 5, set()) == {}
+
+
+def test_what_no_other_source_has_is_not_served_again() -> None:
+    plan = plan_transfer(engine(model_of(MLAAttentionSpec(24)), tp=2), engine(model_of(MLAAttentionSpec(24)), tp=2))
+    reads = plan.of(plan.decode.ranks[0])
+    assert others(reads, 0, {source.coordinates for read in reads for source in read.sources}) is None

@@ -343,3 +343,40 @@ def test_configuration_that_cannot_be_read_leaves_nothing_behind(pair: Pair) -> 
     with pytest.raises(ConfigurationError, match="/99"):
         DecodeEngine(pair.target.layout, transport=network.join, peers=["10.0.0.0/99"])
     assert network._transports == {}
+
+
+BROKEN = Fault(copied=0.5, error=TransportErrorKind.UNAVAILABLE)
+
+
+def test_piece_that_one_source_fails_to_give_is_read_from_another_replica() -> None:
+    with joined(model=LATENT, faults=scripted_faults([BROKEN])) as pair:
+        delivered = pair.decode.fetch(pair.offer(), TARGET_BLOCKS).result(PATIENCE)
+        assert pair.wrong_bytes() == 0
+        assert delivered.nbytes == 40 * 24 * 2 * 2 * 2
+        assert pair.released.get(timeout=PATIENCE).reason is ReleaseReason.ACKNOWLEDGED
+
+
+def test_piece_that_every_replica_fails_to_give_fails_the_fetch_once() -> None:
+    with joined(model=LATENT, faults=scripted_faults([BROKEN] * 8)) as pair:
+        fetch = pair.decode.fetch(pair.offer(), TARGET_BLOCKS)
+        assert failure(fetch) is FailureReason.READ_FAILED
+        assert fetch.wait_reusable(PATIENCE)
+        assert pair.released.get(timeout=PATIENCE).reason is ReleaseReason.ACKNOWLEDGED
+        assert pair.decode.metrics().total("failed") == 1
+
+
+def test_drained_engine_takes_nothing_new_and_ends_what_it_has(pair: Pair) -> None:
+    held = pair.decode.hold(pair.offer())
+    drained = pair.decode.drain()
+    with pytest.raises(LocalProtocolError, match="drained"):
+        pair.decode.fetch(pair.offer("new"), TARGET_BLOCKS)
+    assert not drained.done()
+    held.abort()
+    assert drained.result(PATIENCE) is None
+
+
+def test_closing_ends_the_wait_for_a_drain(pair: Pair) -> None:
+    pair.decode.hold(pair.offer())
+    drained = pair.decode.drain()
+    pair.decode.close()
+    assert drained.result(PATIENCE) is None

@@ -8,7 +8,7 @@ import pytest
 import kvweave as kw
 from kvweave.core.parallel import RankCoordinates
 from kvweave.errors import Mismatch, RemoteProtocolError, TransportError, TransportErrorKind
-from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads
+from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads, RetryReads
 from kvweave.protocol.messages import RefusalReason
 from kvweave.runtime.events import Connected, NotConnected, PrepareReads, ReadFailed, ReadsEnded, ReadStatistics
 from kvweave.runtime.link_messages import (
@@ -30,6 +30,7 @@ COMMANDS = [
     DropPeer("host:1"),
     PrepareReads(READS),
     READS,
+    RetryReads(7, 3),
     CancelReads(7),
     Attend(busy=True),
     End(),
@@ -39,6 +40,7 @@ EVENTS = [
     NotConnected("host:1", 2, 3, "no", (Mismatch("dtype", "a", "b", "choose one"),)),
     ReadFailed(7, 3, FailureReason.BLOCK_TABLES, "too short"),
     ReadFailed(7, 3, RefusalReason.RELEASED, "gone"),
+    ReadFailed(7, 3, FailureReason.READ_FAILED, "elsewhere", None, elsewhere=True),
     ReadsEnded(7, 3, 12.5, STATISTICS),
     Ended(),
 ]

@@ -118,3 +118,16 @@ def test_strangers_bytes_are_counted_and_a_stranger_is_refused(engine: PrefillEn
     assert decode(stranger.recv()).reason is RefusalReason.VERSION
     wait_until(lambda: engine.metrics().total("malformed_messages") == 2)
     context.destroy(linger=0)
+
+
+def test_drained_engine_offers_nothing_new_and_says_when_all_is_released(
+    engine: PrefillEngine, released: SimpleQueue[Released]
+) -> None:
+    reference = engine.offer("request", 10, BLOCKS, released.put)
+    drained = engine.drain()
+    with pytest.raises(LocalProtocolError, match="drained"):
+        engine.offer("new", 10, BLOCKS, released.put)
+    assert not drained.done()
+    engine.withdraw(reference)
+    assert drained.result(PATIENCE) is None
+    assert engine.drain().result(PATIENCE) is None
