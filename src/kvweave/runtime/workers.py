@@ -238,13 +238,18 @@ class DecodeWorker:
             prepared = self._prepared.pop(command.fetch, None)
             if prepared is None or prepared.peer is not peer or prepared.reads != command:
                 prepared = self._rows(peer, command)
-            reads.handles += [self._transport.read(agent, part) for agent, part in prepared.parts]
+            self._read(reads, prepared)
         except BlockTableError as error:
             self._fail(command.fetch, FailureReason.BLOCK_TABLES, str(error))
         except KVWeaveError as error:
             self._fail(command.fetch, FailureReason.READ_FAILED, str(error))
         else:
             reads.statistics = _statistics(prepared.descriptors, self._clock() - reads.started_at)
+
+    def _read(self, reads: _Reads, prepared: _Prepared) -> None:
+        """Posts one by one: where one cannot be posted, those before it are under way and are waited for."""
+        for agent, part in prepared.parts:
+            reads.handles.append(self._transport.read(agent, part))
 
     def _prepare(self, reads: PostReads) -> None:
         """Computes rows ahead; what is wrong with them is told by ``_post``, which computes them again."""
@@ -322,7 +327,8 @@ class DecodeWorker:
             for salt, part in turns.items()
         ]
         try:
-            reads.handles += [self._transport.read(agent, part) for rows in again for agent, part in rows.parts]
+            for rows in again:
+                self._read(reads, rows)
         except KVWeaveError as error:
             self._fail(fetch, FailureReason.READ_FAILED, str(error))
         read = [_statistics(rows.descriptors, 0.0) for rows in again]
