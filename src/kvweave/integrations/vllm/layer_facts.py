@@ -18,8 +18,9 @@ class LayerFacts:
     ``page_tokens`` is known where a page's interior depends on it (values, then scales). ``shares_with`` names the
     layer whose cache this one reads (vLLM's ``kv_sharing_target_layer_name``): it keeps nothing of its own.
     ``shuffled`` says that values of a page lie in an order of the kernel's own, ``key_major`` that a recurrent state
-    lies as (head, key, value) whatever its shape says, ``attends_all`` that the layer has neither window nor chunk,
-    also where its spec names one: without the hybrid manager vLLM merges all layers' specs (``FullAttentionSpec.merge``).
+    lies as (head, key, value) whatever its shape says. ``attends_all`` says that the layer has neither window nor
+    chunk, also where its spec names one: without the hybrid manager vLLM merges the layers' specs
+    (``FullAttentionSpec.merge``).
     """
 
     backend: str
