@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections import defaultdict
 from collections.abc import Iterator
@@ -36,7 +35,7 @@ def family(process: int) -> list[int]:
 def _sockets(process: int) -> Iterator[str]:
     for link in Path(f"/proc/{process}/fd").glob("*"):
         with suppress(OSError):
-            target = os.readlink(link)
+            target = str(link.readlink())
             if target.startswith("socket:["):
                 yield target.removeprefix("socket:[").removesuffix("]")
 
