@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +12,6 @@ from tests.e2e.vllm.contenders import KVWEAVE, NIXL
 from tests.e2e.vllm.models import served_model
 from tests.e2e.vllm.pairs import Place
 from tests.e2e.vllm.servers import Deployment, Progress, Server, ServerFailed, free_port, running
-
 
 READY_SECONDS = 60.0
 
