@@ -220,7 +220,9 @@ def _table(results: Sequence[Result], options: argparse.Namespace) -> Table:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.vllm_latency", description=__doc__)
-    parser.add_argument("--model", default="llama")
+    parser.add_argument(
+        "--model", default="smollm2", help="llama is tiny: what is left are the waits between processes"
+    )
     parser.add_argument("--prefill", default="tp=1")
     parser.add_argument("--decode", default="tp=1")
     parser.add_argument("--prompts", type=int, default=PROMPTS)
