@@ -87,8 +87,8 @@ def _tensor_parallel(model: str, size: int = 2) -> list[Pair]:
 
 def _blocks(model: str, prefill: int, decode: int, edges: tuple[int, ...] = ()) -> Pair:
     name = f"block {prefill}>{decode}" + (", edges" if edges else "")
-    shapes = ["tp=1" if block == DEFAULT_BLOCK else f"tp=1,block={block}" for block in (prefill, decode)]
-    return Pair(model, name, *shapes, edges)
+    one, other = ("tp=1" if block == DEFAULT_BLOCK else f"tp=1,block={block}" for block in (prefill, decode))
+    return Pair(model, name, one, other, edges)
 
 
 def _sliding(model: str) -> list[Pair]:
