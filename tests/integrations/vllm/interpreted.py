@@ -14,9 +14,7 @@ from triton.language import standard
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-importlib.import_module(
-    "triton.experimental.gluon"
-)  # imported in passing; before anything is patched
+importlib.import_module("triton.experimental.gluon")  # imported in passing; before anything is patched
 
 
 @contextmanager
