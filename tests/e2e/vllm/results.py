@@ -1,7 +1,7 @@
 """Rows of the sweep, kept as one JSON file each, so that a sweep goes on where it was stopped.
 
-A row holds as long as what it measured: ours until a file of ``src/kvweave`` changes, both until a version does. One that
-failed may have met a busy machine, and never holds.
+A row holds as long as what it measured: ours until a file of ``src/kvweave`` changes, both until a version does. One
+that failed may have met a busy machine, and never holds.
 """
 
 from __future__ import annotations
