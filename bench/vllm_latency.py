@@ -132,7 +132,9 @@ def main() -> int:
     progress = Console(stderr=True)
     results = []
     for number in range(options.rounds):
-        with both_pairs(options.model, options.folder, (options.prefill, options.decode), progress.print) as pairs:
+        with both_pairs(
+            options.model, options.folder, (options.prefill, options.decode), not options.strangers, progress.print
+        ) as pairs:
             results.append(measure(pairs, prompts_of(options.prompts, number)))
         progress.print(f"round {number + 1}: ratio {results[-1].ratio:.3f}, excess {results[-1].excess_ratio:.3f}")
     document = _document(results, options)
@@ -186,6 +188,7 @@ def _document(results: Sequence[Result], options: argparse.Namespace) -> dict[st
     return {
         "schema": "kvweave.bench.vllm/1",
         "model": options.model, "prefill": options.prefill, "decode": options.decode, "prompts": options.prompts,
+        "peer_named": not options.strangers,
         "versions": versions(), **verdict(results),
         "rounds": [
             {name: [asdict(sample) for sample in samples] for name, samples in result.samples.items()}
@@ -217,11 +220,14 @@ def _table(results: Sequence[Result], options: argparse.Namespace) -> Table:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.vllm_latency", description=__doc__)
-    parser.add_argument("--model", default="llama")
+    parser.add_argument(
+        "--model", default="smollm2", help="llama is tiny: what is left are the waits between processes"
+    )
     parser.add_argument("--prefill", default="tp=1")
     parser.add_argument("--decode", default="tp=1")
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--rounds", type=int, default=1, help="starts of the servers; the medians of all count")
+    parser.add_argument("--strangers", action="store_true", help="our decode server does not know its peer beforehand")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "kvweave-e2e")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args()

@@ -27,13 +27,29 @@ def log(tmp_path: Path) -> Path:
     return written
 
 
-def test_the_cause_comes_first_and_is_not_the_last_error(log: Path) -> None:
-    assert log_end(log).splitlines()[0] == f"cause: {CAUSE}"
+def test_the_cause_comes_last_and_is_not_the_last_error(log: Path) -> None:
+    assert log_end(log).splitlines()[-1] == f"cause: {CAUSE}"
     assert "cause: RuntimeError" not in log_end(log)
 
 
-def test_the_last_lines_follow(log: Path) -> None:
-    assert log_end(log).splitlines()[1:] == LOG.splitlines()[-LAST_LINES:]
+@pytest.mark.parametrize(
+    ("line", "is_cause"),
+    [
+        ("api_server.py: error: argument --block-size: invalid choice", True),
+        ("(Worker pid=8) ERROR 11-29 22:10:03 [multiproc.py:9] Exception: no room", True),
+        ("raise it, or you may see `OSError: [Errno 24] Too many open files`", False),
+        ("RuntimeError: Worker failed with error 'x', please check the stack trace above for the root cause", False),
+        ("    raise ValueError(message)", False),
+    ],
+    ids=["argument", "a worker's", "only mentioned", "a consequence", "code"],
+)
+def test_a_cause_is_a_line_that_begins_with_an_error(line: str, is_cause: bool, log: Path) -> None:
+    log.write_text(f"{line}\n" + "more\n" * 40)
+    assert ("cause: " in log_end(log)) == is_cause
+
+
+def test_the_last_lines_come_first(log: Path) -> None:
+    assert log_end(log).splitlines()[:-1] == LOG.splitlines()[-LAST_LINES:]
 
 
 def test_a_cause_is_named_once(log: Path) -> None:

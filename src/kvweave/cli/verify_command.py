@@ -111,8 +111,8 @@ def _document(proof: _Proof) -> dict[str, object]:
     if report is None:
         return {**document, "problems": [proof.refused]}
     return {
-        **document, "tokens": report.tokens, "ranks": report.ranks, "requests": report.requests, "rows": report.rows, "bytes": report.nbytes,
-        "elements": report.elements, "problems": list(report.problems),
+        **document, "tokens": report.tokens, "ranks": report.ranks, "requests": report.requests, "rows": report.rows,
+        "bytes": report.nbytes, "elements": report.elements, "problems": list(report.problems),
     }  # fmt: skip
 
 

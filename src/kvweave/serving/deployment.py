@@ -31,6 +31,11 @@ _OWN_OPTIONS = {
     "--root-path": "the router asks the servers below /",
     "--kv-transfer-config": "serve writes it; start vLLM yourself to write your own (docs/vllm.md)",
 } | {option: f"write {key} in --prefill and --decode" for key, option in OPTIONS.items()}
+LOOPBACK = {
+    "VLLM_HOST_IP": HOST, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "UCX_NET_DEVICES": "lo"
+}  # fmt: skip
+"""What keeps a server's workers from listening elsewhere: vLLM's own address, and those of the libraries below it."""
+
 _SHORT_OPTIONS = {
     "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size",
     "-dcp": "--decode-context-parallel-size", "-pcp": "--prefill-context-parallel-size",
@@ -100,7 +105,7 @@ def deploy(
     transfers = [_prefill_transfer(port) for port in control] + [_decode_transfer(peers)] * len(order.decode)
     names = [*_names(PREFILL, len(order.prefill)), *_names(DECODE, len(order.decode))]
     found = [
-        _server(order, installation, name, shape, port, transfer, _unset(environment, share))
+        _server(order, installation, name, shape, port, transfer, _unset(environment, LOOPBACK | share))
         for name, shape, port, transfer, share in zip(names, shapes, servers, transfers, shares, strict=True)
     ]
     return (*found, _router(order, installation, found, metrics, environment))

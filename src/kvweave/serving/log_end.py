@@ -1,4 +1,4 @@
-"""What a log says about why a program died: the lines that name an error, and the last lines of all."""
+"""What a log says about why a program died: the last lines of all, and those that name an error."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from pathlib import Path
 LAST_LINES = 20
 CAUSES = 3
 _READ_BYTES = 1 << 20
-_ERROR = re.compile(r"\b[A-Za-z_.]*(?:Error|Exception)\b: \S|^.*\berror: \S")
-_CONSEQUENCE = re.compile(r"See root cause above|Engine core initialization failed|WorkerProc initialization failed")
+_ERROR = re.compile(r"[A-Za-z_.]*(?:Error|Exception): \S|\S+: error: \S")
+_CONSEQUENCE = re.compile(r"root cause|initialization failed")
 _PREFIX = re.compile(r"^(?:\x1b\[[0-9;]*m|\([^)]*pid=\d+\)|\s|(?:ERROR|WARNING|INFO) [\d-]+ [\d:]+ \[[^\]]*\])+")
 
 
 def log_end(log: Path) -> str:
-    """The end of a log, without colours; the causes that stand further above come first.
+    """The end of a log, without colours, and then the causes, which stand further above in it.
 
     vLLM's workers, engine and API server each fail because the one before did, so the cause is seldom at the end.
     """
     lines = _lines(log)
     last = lines[-LAST_LINES:]
-    named = [_PREFIX.sub("", line) for line in lines if _ERROR.search(line) and not _CONSEQUENCE.search(line)]
+    bare = [_bare(line) for line in lines]
+    named = [line for line in bare if _ERROR.match(line) and not _CONSEQUENCE.search(line)]
     causes = list(dict.fromkeys(named))[:CAUSES]
-    return "\n".join([*(f"cause: {cause}" for cause in causes), *last]) or "(nothing was written)"
+    return "\n".join([*last, *(f"cause: {cause}" for cause in causes)]) or "(nothing was written)"
 
 
 def last_line(log: Path) -> str:

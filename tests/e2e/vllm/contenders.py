@@ -13,6 +13,9 @@ from tests.e2e.vllm.pairs import Place
 from tests.e2e.vllm.results import INCUMBENT, OURS
 from tests.e2e.vllm.servers import Deployment, deploy, free_port, kvweave
 
+LEASE_SECONDS = 120
+"""What is offered waits so long: two cores may be busy with other servers for longer than either's default of 30."""
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -30,7 +33,10 @@ class Contender:
 def _ours(model: str, folder: Path, place: Place, records: Path) -> Deployment:
     """A failed load fails its request. Where tokens can't be compared, what is offered and delivered is recorded."""
     role = "kv_producer" if place.side == "prefill" else "kv_consumer"
-    connector = kvweave(role, "fail") if MODELS[model].repeatable else recording(role, records)
+    if MODELS[model].repeatable:
+        connector = kvweave(role, kv_lease_duration=LEASE_SECONDS)
+    else:
+        connector = recording(role, records, kv_lease_duration=LEASE_SECONDS)
     deployment = deploy(f"{OURS} {place}", model, folder, place.shape, connector)
     return replace(deployment, environment={"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"})
 
@@ -40,7 +46,7 @@ def _incumbent(model: str, folder: Path, place: Place, _: Path) -> Deployment:
     role = "kv_both" if "pp=" not in place.shape else "kv_producer" if place.side == "prefill" else "kv_consumer"
     connector = {
         "kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu",
-        "kv_load_failure_policy": "fail",
+        "kv_load_failure_policy": "fail", "kv_connector_extra_config": {"kv_lease_duration": LEASE_SECONDS},
     }  # fmt: skip
     environment = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "VLLM_SSM_CONV_STATE_LAYOUT": "DS"}
     deployment = deploy(f"{INCUMBENT} {place}", model, folder, place.shape, connector)

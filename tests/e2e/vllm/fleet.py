@@ -11,6 +11,9 @@ from types import TracebackType
 from tests.e2e.vllm.pairs import Place
 from tests.e2e.vllm.servers import Deployment, Progress, Server, ServerFailed, start, wait_healthy
 
+START_SECONDS = 600.0
+"""Six workers start in a minute on two cores of their own, and take several where others work too."""
+
 
 class Fleet:
     """Servers by their place. A context manager: whatever happens, all of them end with it."""
@@ -56,7 +59,7 @@ class Fleet:
 
     def _await(self, place: Place) -> None:
         try:
-            wait_healthy(self.servers[place], lambda _: None)
+            wait_healthy(self.servers[place], lambda _: None, START_SECONDS)
         except ServerFailed as error:
             self.failed[place] = error
             self.end({place})

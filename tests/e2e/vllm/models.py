@@ -17,6 +17,7 @@ from kvweave.engines.hf.families import FAMILIES
 class ServedModel:
     """A family (or ``SMOLLM2``) with changed values, and what vLLM needs to run it on a CPU.
 
+    ``prefix_caching`` is off where vLLM's Mamba2 scan for CPUs then ends the engine with an IndexError (seen in 0.32).
     ``repeatable`` says whether one server's tokens are the same from run to run.
     """
 
@@ -47,7 +48,7 @@ MODELS: Mapping[str, ServedModel] = {
     "granite-4": ServedModel("granite-4", _WIDE, prefix_caching=False),
     "falcon-h1": ServedModel("falcon-h1", _WIDE | {"mamba_d_ssm": 512}, prefix_caching=False),
     "nemotron-h": ServedModel("nemotron-h", {"mamba_head_dim": 64}, prefix_caching=False),
-    "mamba2": ServedModel("mamba2", {"hidden_size": 256, "head_dim": 64}),
+    "mamba2": ServedModel("mamba2", {"hidden_size": 256, "head_dim": 64}, prefix_caching=False),
     "qwen3-next": ServedModel("qwen3-next", _GATED, dtype="bfloat16", repeatable=False),
     "deepseek-v2": ServedModel("deepseek-v2", _LATENT, dtype="bfloat16", repeatable=False),
 }

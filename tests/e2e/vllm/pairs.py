@@ -15,6 +15,8 @@ from tests.e2e.vllm.prompts import edge_lengths, prompt_of, sweep_prompts
 
 WINDOW = 128
 """The window of the sliding models in ``models.MODELS``."""
+DEFAULT_BLOCK = 128
+"""Tokens of a block on a CPU unless others are stated (vLLM's ``CpuPlatform``): such servers serve other pairs too."""
 MOST_WORKERS = 6
 """Workers that two cores and 16 GB start and run together in reasonable time."""
 
@@ -85,12 +87,12 @@ def _tensor_parallel(model: str, size: int = 2) -> list[Pair]:
 
 def _blocks(model: str, prefill: int, decode: int, edges: tuple[int, ...] = ()) -> Pair:
     name = f"block {prefill}>{decode}" + (", edges" if edges else "")
-    return Pair(model, name, f"tp=1,block={prefill}", f"tp=1,block={decode}", edges)
+    one, other = ("tp=1" if block == DEFAULT_BLOCK else f"tp=1,block={block}" for block in (prefill, decode))
+    return Pair(model, name, one, other, edges)
 
 
 def _sliding(model: str) -> list[Pair]:
-    """vLLM's blocks have 128 tokens on a CPU unless others are stated."""
-    return [*_tensor_parallel(model), Pair(model, "tp 1>1, edges", "tp=1", "tp=1", (128,))]
+    return [*_tensor_parallel(model), Pair(model, "tp 1>1, edges", "tp=1", "tp=1", (DEFAULT_BLOCK,))]
 
 
 PAIRS: Sequence[Pair] = (

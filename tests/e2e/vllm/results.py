@@ -1,6 +1,7 @@
 """Rows of the sweep, kept as one JSON file each, so that a sweep goes on where it was stopped.
 
-A row holds as long as what it measured: ours until a file of ``src/kvweave`` changes, both until a version does.
+A row holds as long as what it measured: ours until a file of ``src/kvweave`` changes, both until a version does. One
+that failed may have met a busy machine, and never holds.
 """
 
 from __future__ import annotations
@@ -91,9 +92,8 @@ class Results:
         made.rename(path)
 
     def _holds(self, row: Row) -> bool:
-        if row.connector == OURS and row.source != source_fingerprint():
-            return False
-        return row.versions == versions()
+        changed = row.connector == OURS and row.source != source_fingerprint()
+        return row.outcome != FAILED and not changed and row.versions == versions()
 
     def _path(self, model: str, pair: str, connector: str) -> Path:
         name = "".join(letter if letter.isalnum() else "-" for letter in f"{pair} {connector}")

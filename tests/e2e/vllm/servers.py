@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.vllm.gentle import preload_library
+from tests.e2e.vllm.gentle import gentle
 from tests.e2e.vllm.models import MODELS
 
 START_SECONDS = 300.0
@@ -194,10 +194,7 @@ def _environment(deployment: Deployment) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    library = preload_library()
-    if library is not None:
-        settings["LD_PRELOAD"] = ":".join(filter(None, [str(library), os.environ.get("LD_PRELOAD", "")]))
-    return os.environ | settings | dict(deployment.environment)
+    return gentle(os.environ | settings | dict(deployment.environment))
 
 
 def _eager(pp: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The connector over a transport that holds one request's reads until a file tells it to let them go (``stall_file``)."""
+"""The connector over a transport that holds one request's reads until a file lets them go (``stall_file``)."""
 
 from __future__ import annotations
 

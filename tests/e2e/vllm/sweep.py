@@ -92,7 +92,8 @@ def _report(rows: Sequence[Row], options: argparse.Namespace) -> int:
                           "rows": [asdict(row) for row in rows]}))  # fmt: skip
     else:
         Console().print(table(rows))
-        print(*found, sep="\n")
+        for problem in found:
+            print(problem)
     if options.write_docs:
         DOCUMENT.write_text(document(rows))
     return 1 if found else 0

@@ -45,6 +45,14 @@ def test_a_row_falls_with_a_version(tmp_path: Path, connector: str) -> None:
     assert results.load(PAIR, connector) is None
 
 
+def test_a_failed_row_is_run_again(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.save(replace(row(), outcome=FAILED, detail="no answer"))
+    assert results.load(PAIR, OURS) is None
+    results.save(replace(row(), outcome=WRONG, detail="1 of 40 wrong tokens (HTTP 200)"))
+    assert results.load(PAIR, OURS) is not None
+
+
 def test_a_later_row_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     results = Results(tmp_path)
     results.save(replace(row(), outcome=FAILED))

@@ -17,6 +17,7 @@ import pytest
 
 from kvweave.serving.probe import is_healthy
 from tests.e2e.vllm.gentle import preload_library
+from tests.e2e.vllm.listeners import listening_hosts
 from tests.e2e.vllm.models import served_model
 from tests.e2e.vllm.proxy import metrics
 from tests.serving.own_ports import own_ports
@@ -107,6 +108,10 @@ def test_the_shown_question_is_answered(served: dict[str, Any]) -> None:
     question = served["question"]
     assert (question["path"], question["failed_loads"]) == ("/v1/chat/completions", 0)
     assert chat(served["url"], "", **question["body"])["choices"][0]["token_ids"]
+
+
+def test_everything_listens_on_loopback(served: dict[str, Any]) -> None:
+    assert listening_hosts(served["process"].pid) == {"127.0.0.1"}
 
 
 def test_all_servers_end_with_the_command(served: dict[str, Any]) -> None:

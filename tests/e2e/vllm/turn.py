@@ -68,9 +68,10 @@ class Turn:
         if not MODELS[self.model].repeatable:
             return None
         key = self._places(pair)[1], pair.edges
-        if key not in self._known:
-            self._known[key] = references(target, pair.prompts)
-        return self._known[key]
+        answers = self._known.get(key) or references(target, pair.prompts)
+        if all(answer.status == 200 for answer in answers):
+            self._known[key] = answers
+        return answers
 
     def _judged(self, row: Row, reports: Sequence[Report], marks: Sequence[tuple[Server, int]]) -> Row:
         if self.contender.name == OURS:

@@ -13,19 +13,23 @@ V4.1 keeps the open group in a ring of one block instead.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from vllm.models.deepseek_v4.attention import DeepseekV4Attention, DeepseekV4IndexerCache
+from vllm.models.deepseek_v4.common.ops import cache_utils
 from vllm.models.deepseek_v4.compressor import CompressorStateCache
 from vllm.models.deepseek_v41.compressor import CompressorStateCache as RingCache
 from vllm.v1.attention.backends.mla.sparse_swa import DeepseekV4SWACache
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from kvweave.integrations.vllm.layer_facts import _facts
-from tests.integrations.vllm.layers import Latent, Layer, Ring
+from tests.integrations.vllm.interpreted import interpreted
+from tests.integrations.vllm.layers import Latent, Layer, Ring, Side
+from tests.integrations.vllm.slots import token_slots
 
 BLOCK = 256
 WINDOW = 128
@@ -58,6 +62,29 @@ def open_group_ring() -> Ring:
     return Ring(
         spec.num_kv_heads, spec.head_size, spec.block_size, made=spec, backend=layer.get_attn_backend().get_name()
     )
+
+
+@dataclass(frozen=True)
+class WrittenByVllm(Latent):
+    """The windowed latents of the last tokens, quantised and put into their pages by vLLM's own kernel."""
+
+    last: int = 10
+
+    def whole(self, num_tokens: int, seed: int) -> Any:
+        return torch.randn(num_tokens, HEAD, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+    def write(self, tensor: Any, side: Side, rank: int, table: Any, tokens: Any, whole: Any) -> None:
+        tokens = tokens[-self.last :]
+        slots = token_slots(table, tokens, side.block_size)
+        pages = tensor.squeeze(1).flatten(1)
+        with interpreted(cache_utils, cache_utils, "quantize_and_insert_k_kernel"):
+            cache_utils.quantize_and_insert_k_cache(whole[tokens], pages, torch.as_tensor(slots), side.block_size)
+
+
+def windowed_latents() -> WrittenByVllm:
+    """DeepSeek V4's windowed latents with vLLM's own writer."""
+    made = _latent(_window(), window=WINDOW, row=584, values=576)
+    return WrittenByVllm(**{field.name: getattr(made, field.name) for field in fields(made)})
 
 
 def _latent(layer: Any, **values: Any) -> Latent:

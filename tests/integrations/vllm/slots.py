@@ -1,33 +1,24 @@
-"""vLLM's own slot mapping: its Triton kernels as they are, run by Triton's interpreter where there is no GPU.
+"""vLLM's own slot mapping, by its Triton kernels as they are.
 
 On a CPU vLLM replaces the kernel of ``BlockTable`` by one that knows no context parallelism, and has none for
-compressed caches. The interpreter runs the source of the real ones.
+compressed caches, so the real ones are interpreted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
-import triton.language as triton_language
-from triton.runtime.interpreter import InterpretedFunction
 from vllm.v1.attention.backends.mla import compressor_utils
 from vllm.v1.worker import block_table
 
-_KERNELS = (
-    (block_table, block_table.ComputeSlotMappingKernel),
-    (compressor_utils, compressor_utils.CompressedSlotMappingKernel),
-)
+from tests.integrations.vllm.interpreted import interpreted
 
 
 def token_slots(table: Any, tokens: Any, block_size: int, dcp: int = 1, dcp_rank: int = 0, interleave: int = 1) -> Any:
     """The slot of each of these tokens (block id x block size + place in the block); -1 where a rank keeps none."""
-    with _interpreted():
+    with interpreted(block_table, block_table.ComputeSlotMappingKernel, "kernel"):
         rows = _block_table(table, len(tokens), block_size, dcp, dcp_rank, interleave)
         bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
         rows.compute_slot_mapping(1, bounds, torch.as_tensor(tokens, dtype=torch.int64))
@@ -42,7 +33,7 @@ def state_slots(
     The tokens follow one another; ``block_size`` counts tokens.
     """
     slots = token_slots(table, tokens, block_size, dcp, dcp_rank, interleave)
-    with _interpreted():
+    with interpreted(compressor_utils, compressor_utils.CompressedSlotMappingKernel, "kernel"):
         found = compressor_utils.get_compressed_slot_mapping(
             len(tokens), torch.as_tensor(slots), torch.tensor([0, len(tokens)], dtype=torch.int32),
             torch.tensor([int(tokens[-1]) + 1], dtype=torch.int32),
@@ -61,24 +52,3 @@ def _block_table(table: Any, num_tokens: int, block_size: int, dcp: int, dcp_ran
     made.add_row([int(block) for block in table], 0)
     made.commit_block_table(1)
     return made
-
-
-@contextmanager
-def _interpreted() -> Iterator[None]:
-    """vLLM's kernels under Triton's interpreter."""
-    patches = [
-        *(patch.object(module, "tl", triton_language) for module, _ in _KERNELS),
-        *(patch.object(kernel, "kernel", _interpreter(kernel)) for _, kernel in _KERNELS),
-    ]
-    for made in patches:
-        made.start()
-    try:
-        yield
-    finally:
-        for made in reversed(patches):
-            made.stop()
-
-
-@cache
-def _interpreter(kernel: Any) -> Any:
-    return InterpretedFunction(kernel.kernel)

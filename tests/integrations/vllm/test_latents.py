@@ -8,7 +8,7 @@ import pytest
 import torch
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs, iter_layer_specs
 
-from tests.integrations.vllm.deepseek_v4 import deepseek_v4, open_group_ring
+from tests.integrations.vllm.deepseek_v4 import deepseek_v4, open_group_ring, windowed_latents
 from tests.integrations.vllm.engines import Engine, check_pair
 from tests.integrations.vllm.layers import Latent, Layer, Ring, Side
 from tests.integrations.vllm.pairs import run, whole_of
@@ -108,6 +108,13 @@ def test_deepseek_v4s_windows_and_open_groups_take_what_the_target_has_blocks_fo
 def run_v4(pair: tuple[int, int], num_tokens: int, **options: Any) -> None:
     sides = [Side(tp, block_size=256, layout="BLHNC", num_blocks=NUM_BLOCKS) for tp in pair]
     run(deepseek_v4(), *sides, num_tokens=num_tokens, **options)
+
+
+@pytest.mark.parametrize("layouts", [("LBHNC", "BLHNC"), ("BLHNC", "LBHNC")], ids="-".join)
+def test_deepseek_v4s_pages_are_those_of_vllms_writer(layouts: tuple[str, str]) -> None:
+    latents = windowed_latents()
+    model: dict[str, Layer] = {f"model.layers.{layer}.attn.swa_cache": latents for layer in range(2)}
+    run(model, *(Side(layout=layout) for layout in layouts), num_tokens=70, start_token=70 - latents.last)
 
 
 def test_deepseek_v4_mixes_kinds_inside_uniform_groups() -> None:

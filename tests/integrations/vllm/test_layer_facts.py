@@ -10,6 +10,8 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend
 from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerBackend
 
+from kvweave.errors import ConfigurationError
+from kvweave.integrations.vllm.interior import choose_interior
 from kvweave.integrations.vllm.layer_facts import LayerFacts, conv_order, layer_specs, read_facts
 
 INDEXER = vllm_specs.MLAAttentionSpec(block_size=256, num_kv_heads=1, head_size=132, dtype=torch.uint8)
@@ -32,6 +34,17 @@ def test_the_backend_and_the_instruction_set(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_pages_of_a_backend_that_keeps_scales_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
     found = facts_of(monkeypatch, INDEXER, backend=DeepseekV32IndexerBackend)
     assert (found.backend, found.page_tokens) == ("DEEPSEEK_V32_INDEXER", 64)
+
+
+@pytest.mark.parametrize("page_tokens", [1, 64])
+def test_rocm_keeps_indexer_keys_in_tiles_of_its_own(monkeypatch: pytest.MonkeyPatch, page_tokens: int) -> None:
+    monkeypatch.setattr("vllm.platforms.current_platform.is_rocm", lambda: True)
+    monkeypatch.setattr("vllm.v1.worker.utils.select_common_block_size", lambda *_: page_tokens)
+    found = facts_of(monkeypatch, INDEXER, backend=DeepseekV32IndexerBackend)
+    assert found.shuffled == (page_tokens > 1)
+    if found.shuffled:
+        with pytest.raises(ConfigurationError, match="DEEPSEEK_V32_INDEXER with shuffled values"):
+            choose_interior(NAME, INDEXER, found)
 
 
 def test_the_cpu_keeps_the_delta_nets_state_key_major(monkeypatch: pytest.MonkeyPatch) -> None:

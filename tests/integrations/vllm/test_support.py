@@ -18,6 +18,7 @@ from kvweave.integrations.vllm.support import (
     REFUSED_NEIGHBOURS,
     REFUSED_OPTIONS,
     REFUSED_SETTINGS,
+    has_neighbours,
     refuse_unsupported,
 )
 
@@ -94,7 +95,7 @@ def test_a_neighbour_is_refused_by_name(name: str) -> None:
 
 
 def test_a_second_one_of_ours_is_refused() -> None:
-    assert "stands beside another KVWeaveConnector" in refused(config((OWN_NAME,)))
+    assert "stands beside another KVWeaveConnector" in refused(config(), config((OWN_NAME,)))
 
 
 @pytest.mark.parametrize("name", ["OffloadingConnector", "SimpleCPUOffloadConnector", "LMCacheConnectorV1"])
@@ -102,9 +103,22 @@ def test_other_connectors_may_stand_beside_it(name: str) -> None:
     refuse_unsupported(config(), config((name,)))
 
 
+def test_the_whole_must_have_the_role_of_its_part() -> None:
+    """vLLM asks the whole whether it must hold freed blocks back for a consumer."""
+    whole = config(("OffloadingConnector",))
+    whole.kv_transfer_config.kv_role = "kv_producer"
+    assert "its kv_role is kv_producer, that of KVWeaveConnector in it kv_both; give" in refused(config(), whole)
+
+
+def test_neighbours_are_seen_in_the_whole_configuration_alone() -> None:
+    assert has_neighbours(config(("OffloadingConnector",)))
+    assert not has_neighbours(config(()))
+    assert not has_neighbours(None)
+
+
 def test_everything_is_said_at_once() -> None:
     wrong = config(("NixlConnector",), enable_sleep_mode=True, nnodes_within_dp=2, extra={"transfer_mode": "write"})
-    lines = refused(wrong).splitlines()
+    lines = refused(wrong, wrong).splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "--enable-sleep-mode", "--nnodes", "kv_connector_extra_config.transfer_mode", "MultiConnector",
     ]  # fmt: skip

@@ -22,7 +22,7 @@ from kvweave.integrations.vllm.params import is_offered
 from kvweave.integrations.vllm.scheduler import SchedulerRole
 from kvweave.integrations.vllm.settings import read_settings
 from kvweave.integrations.vllm.stats import KVWeavePromMetrics, KVWeaveStats
-from kvweave.integrations.vllm.support import refuse_unsupported
+from kvweave.integrations.vllm.support import has_neighbours, refuse_unsupported
 from kvweave.integrations.vllm.version import require_known_version
 from kvweave.integrations.vllm.worker import WorkerRole
 from kvweave.transport.base import Transport
@@ -41,14 +41,17 @@ class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         require_known_version()
         super().__init__(vllm_config, role, kv_cache_config)
         _join_logging()
-        refuse_unsupported(vllm_config, get_current_vllm_config_or_none())
+        engine = get_current_vllm_config_or_none()
+        refuse_unsupported(vllm_config, engine)
         settings = read_settings(vllm_config)
         self._scheduler: SchedulerRole | None = None
         self._worker: WorkerRole | None = None
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerRole(vllm_config, kv_cache_config, settings)
         else:
-            self._worker = WorkerRole(vllm_config, kv_cache_config, settings, self.make_transport)
+            self._worker = WorkerRole(
+                vllm_config, kv_cache_config, settings, self.make_transport, has_neighbours(engine)
+            )
 
     @staticmethod
     def make_transport(name: str) -> Transport:

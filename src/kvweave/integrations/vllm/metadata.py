@@ -24,11 +24,15 @@ from kvweave.runtime.local_channel import Endpoint
 
 @dataclass(frozen=True)
 class RankHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """One worker: what it holds, what peers need to read it, and where its coordinators reach it, by role."""
+    """One worker: what it holds, what peers need to read it, and where its coordinators reach it, by role.
+
+    ``shared`` says that another connector copies this worker's blocks too, maybe after their request has ended.
+    """
 
     description: RankDescription
     agent_data: bytes
     endpoints: Mapping[str, Endpoint]
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class Finished(KVConnectorMetadata):  # type: ignore[misc]
     """Requests that every worker reports as finished in this step, each once.
 
     ``released`` were offered and are read; ``failed`` could not be fetched and must be computed after all. ``zeroed``
-    are numbers of fetches whose target blocks vLLM zeroes in this step, before anything is read into them. ``watched``
+    are numbers of fetches whose target blocks vLLM zeroes in this step, or another connector copies, before anything is
+    read into them. ``watched``
     says that fetches are under way, which the workers answer by ``Heard``.
     """
 

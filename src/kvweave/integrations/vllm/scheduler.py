@@ -38,6 +38,7 @@ class SchedulerRole:
         self._block_ids = BlockIds.of(kv_cache_config)
         self._kept_back = kept_back(vllm_config, kv_cache_config)
         self._zeroing = bool(kv_cache_config.needs_kv_cache_zeroing)
+        self._shared = False
         self._zeroed: set[int] = set()
         self._stats = TransferStats()
         self._engines: list[PrefillEngine | DecodeEngine] = []
@@ -56,6 +57,7 @@ class SchedulerRole:
                 "MultiConnector: another connector's handshake data came instead of KVWeaveConnector's; "
                 "name KVWeaveConnector first among the connectors"
             )
+        self._shared = any(rank.shared for rank in ranks)
         ranks.sort(key=lambda rank: rank.description.rank.coordinates)
         name = str(self._vllm_config.model_config.model)
         layout = join_ranks([rank.description for rank in ranks], name, self._fingerprint())
@@ -81,11 +83,13 @@ class SchedulerRole:
         """A request has blocks; ``num_loaded`` tokens go into the last of them."""
         if self._loads is None:
             return
-        fenced = self._zeroing and num_loaded > 0
+        fenced = (self._zeroing or self._shared) and num_loaded > 0
         fetch = self._loads.allocate(request, block_ids, num_loaded, fenced)
-        if fenced and fetch is not None:
+        if not fenced or fetch is None:
+            return
+        self._zeroed.add(fetch.number)
+        if self._zeroing:
             zero_unwritten(self.kv_cache_manager, request.request_id, fetch.num_tokens, num_loaded)
-            self._zeroed.add(fetch.number)
 
     def finish(self, request: Any, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
         """A request has ended; the answer to one that asked for an offer (see ``params.is_offered``)."""

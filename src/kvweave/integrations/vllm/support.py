@@ -141,9 +141,14 @@ def refuse_unsupported(vllm_config: Any, engine: Any) -> None:
     """
     found = [str(refusal) for refusal in REFUSED_OPTIONS if refusal.applies(vllm_config)]
     found += _settings(vllm_config.kv_transfer_config.kv_connector_extra_config)
-    found += _neighbours(vllm_config if engine is None or engine.kv_transfer_config is None else engine)
+    found += _neighbours(vllm_config, engine)
     if found:
         raise ConfigurationError("\n".join(found))
+
+
+def has_neighbours(engine: Any) -> bool:
+    """Whether other connectors stand beside this one in a ``MultiConnector``; only workers are told."""
+    return len(_children(engine)) > 1
 
 
 def _settings(extra: Mapping[str, Any]) -> Iterator[str]:
@@ -152,11 +157,21 @@ def _settings(extra: Mapping[str, Any]) -> Iterator[str]:
             yield f"kv_connector_extra_config.{key}: {extra[key]!r}: {reason}; leave it out"
 
 
-def _neighbours(engine: Any) -> Iterator[str]:
-    children = engine.kv_transfer_config.kv_connector_extra_config.get("connectors", [])
-    names = [child.get("kv_connector") for child in children]
+def _children(engine: Any) -> list[Mapping[str, Any]]:
+    if engine is None or engine.kv_transfer_config is None:
+        return []
+    return list(engine.kv_transfer_config.kv_connector_extra_config.get("connectors", []))
+
+
+def _neighbours(vllm_config: Any, engine: Any) -> Iterator[str]:
+    names = [str(child.get("kv_connector")) for child in _children(engine)]
     for name in names:
         if name in REFUSED_NEIGHBOURS:
             yield f"MultiConnector: {name} stands beside {OWN_NAME}: {REFUSED_NEIGHBOURS[name]}"
     if names.count(OWN_NAME) > 1:
         yield f"MultiConnector: {OWN_NAME} stands beside another {OWN_NAME}: {_SAME_REQUESTS}"
+    if names and engine.kv_transfer_config.kv_role not in ("kv_both", vllm_config.kv_transfer_config.kv_role):
+        yield (
+            f"MultiConnector: its kv_role is {engine.kv_transfer_config.kv_role}, that of {OWN_NAME} in it "
+            f"{vllm_config.kv_transfer_config.kv_role}; give both the same, or kv_both to MultiConnector"
+        )

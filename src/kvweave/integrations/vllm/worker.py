@@ -25,11 +25,19 @@ from kvweave.runtime.rank_service import RankService
 class WorkerRole:
     """One rank of one engine."""
 
-    def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings, transport: TransportFactory) -> None:
+    def __init__(
+        self,
+        vllm_config: Any,
+        kv_cache_config: Any,
+        settings: Settings,
+        transport: TransportFactory,
+        shared: bool = False,
+    ) -> None:
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._settings = settings
         self._transport = transport
+        self._shared = shared
         self._service: RankService | None = None
         self._on_host = True
         self._results = KVConnectorTransferResults()
@@ -44,10 +52,10 @@ class WorkerRole:
         service = RankService(name, description.rank, self._transport(name), self._settings.roles)
         self._service = service
         self._on_host = all(region.memory is MemoryKind.DRAM for region in description.rank.regions)
-        self.handshake = RankHandshake(description, service.agent_data, service.endpoints)
+        self.handshake = RankHandshake(description, service.agent_data, service.endpoints, self._shared)
 
     def prepare(self, finished: Finished) -> None:
-        """Lets fetches begin whose target blocks vLLM zeroes in this step: on a device once its stream is that far."""
+        """Lets fetches begin whose target blocks are zeroed or copied in this step, on a device once that is done."""
         if self._service is None or not finished.zeroed:
             return
         ready = _always if self._on_host else current_stream().record_event().query
