@@ -72,9 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tally = Tally()
     for part in _parts(options):
         tally.add(part)
-        if not options.json and sys.stderr.isatty():
-            rate = tally.seeds / (time.monotonic() - started)
-            sys.stderr.write(f"\r{tally.seeds} of {options.seeds} seeds, {rate:.1f} a second ")
+        _show_progress(options, tally, time.monotonic() - started)
         if tally.failures and options.plant:
             break
     seconds = time.monotonic() - started
@@ -112,6 +110,16 @@ def _parts(options: argparse.Namespace) -> Iterator[Tally]:
                 yield future.result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _show_progress(options: argparse.Namespace, tally: Tally, seconds: float) -> None:
+    """On a terminal all the time, in a log once in a thousand seeds."""
+    text = f"{tally.seeds} of {options.seeds} seeds, {tally.seeds / seconds:.1f} a second, {len(tally.failures)} failed"
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{text} ")
+    elif tally.seeds % 1000 < _SEEDS_AT_ONCE:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def _replay(options: argparse.Namespace) -> int:
