@@ -8,7 +8,10 @@ from kvweave.testing.simulate import run_seeds
 from kvweave.testing.simulation.plants import PLANTS
 from kvweave.testing.simulation.run import simulate_seed
 
-FOUND_AT = {"generation": 5, "lease": 35, "rank-count": 0, "all-reads": 0, "grant": 35}
+FOUND_AT = {
+    "generation": 5, "lease": 35, "rank-count": 0, "all-reads": 0, "grant": 35, "first-claim": 15, "claim-number": 78,
+    "retry": 7, "closing": 13,
+}  # fmt: skip
 """The first seed that finds each."""
 
 

@@ -15,7 +15,7 @@ from kvweave.testing.simulation.visits import unvisited
 from kvweave.testing.simulation.world import World
 
 FRESH_SEED = int(os.environ.get("KVWEAVE_FRESH_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
-FRESH_SEEDS = 100
+FRESH_SEEDS = 200
 FIXED_SEEDS = 150
 
 REASONS = {

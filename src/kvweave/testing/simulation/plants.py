@@ -7,6 +7,10 @@
     rank-count   acknowledgements are counted, not ticked off by rank
     all-reads    the first rank that has ended stands for all
     grant        reads that have ended are delivered without a grant
+    first-claim  a later claim takes an offer from the first one
+    claim-number a fetch that was given up acknowledges for the one after it
+    retry        a rank acknowledges before it has tried again
+    closing      a closing engine releases what is being read before its memory is closed
 """
 
 from __future__ import annotations
@@ -21,10 +25,10 @@ import msgspec
 from kvweave.protocol.effects import DecodeEffect, PrefillEffect
 from kvweave.protocol.fetch import FetchBook
 from kvweave.protocol.fetch_entry import FetchEntry
-from kvweave.protocol.messages import Acknowledge, Claimed, OfferKey
+from kvweave.protocol.messages import Acknowledge, Claim, Claimed, OfferKey
 from kvweave.protocol.offer import Guest, OfferBook
 from kvweave.protocol.sides import DecodeSide, PrefillSide
-from kvweave.protocol.states import FetchState
+from kvweave.protocol.states import FetchState, OfferState
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,34 @@ class _NoGrant(FetchBook):
         return super()._settle(now, fetch)
 
 
+class _LastClaim(OfferBook):
+    def receive(self, now: float, connection: Hashable, guest: Guest, message: Any) -> tuple[PrefillEffect, ...]:
+        offer = self._offers.get(message.offer) if isinstance(message, Claim) else None
+        if offer is not None and offer.state is OfferState.CLAIMED:
+            offer.claimant, offer.claim = guest, message.claim
+        return super().receive(now, connection, guest, message)
+
+
+class _AnyClaim(OfferBook):
+    def receive(self, now: float, connection: Hashable, guest: Guest, message: Any) -> tuple[PrefillEffect, ...]:
+        offer = self._offers.get(message.offer) if isinstance(message, Acknowledge) else None
+        if offer is not None and offer.claimant == guest:
+            message = msgspec.structs.replace(message, claim=offer.claim)
+        return super().receive(now, connection, guest, message)
+
+
+class _EarlyAcknowledgement(FetchBook):
+    def reads_ended(self, now: float, number: int, rank: int, completed_at: float) -> tuple[DecodeEffect, ...]:
+        fetch = self._fetches.get(number)
+        early = self._acknowledge(now, fetch, [rank]) if fetch is not None and rank in fetch.again else ()
+        return early + super().reads_ended(now, number, rank, completed_at)
+
+
+class _EarlyRelease(OfferBook):
+    def begin_closing(self, now: float) -> tuple[PrefillEffect, ...]:
+        return super().begin_closing(now) + self.close()
+
+
 def _offers(kind: type[OfferBook]) -> Callable[[PrefillSide], None]:
     def plant(side: PrefillSide) -> None:
         side.offers = kind(side.offers.engine_id, side.offers.lease_seconds)
@@ -114,6 +146,10 @@ PLANTS: Mapping[str, Plant] = MappingProxyType(
             Plant("rank-count", _offers(_AnyRank), _nothing),
             Plant("all-reads", _nothing, _fetches(_FirstRead)),
             Plant("grant", _nothing, _fetches(_NoGrant)),
+            Plant("first-claim", _offers(_LastClaim), _nothing),
+            Plant("claim-number", _offers(_AnyClaim), _nothing),
+            Plant("retry", _nothing, _fetches(_EarlyAcknowledgement)),
+            Plant("closing", _offers(_EarlyRelease), _nothing),
         )
     }
 )
