@@ -63,7 +63,7 @@ class Reception:
     def __init__(self, engine_id: str, layout: EngineLayout, agents: Sequence[bytes], lease_seconds: float) -> None:
         self._engine_id = engine_id
         self._description = encode_layout(layout)
-        nbytes = len(self._description) + sum(map(len, agents))
+        self.nbytes = nbytes = len(self._description) + sum(map(len, agents))
         if nbytes > MOST_HANDSHAKE_BYTES:
             raise LocalProtocolError(
                 f"engine {engine_id}: description and agent data have {nbytes} bytes, at most {MOST_HANDSHAKE_BYTES} "

@@ -66,6 +66,8 @@ class RefusalReason(StrEnum):
     CLOSING = "closing"
     VERSION = "version"
     ROLE = "role"
+    WRONG_KEY = "wrong_key"
+    TOO_MANY = "too_many"
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True):

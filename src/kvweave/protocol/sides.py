@@ -55,6 +55,11 @@ class PrefillSide:
         self.offers = OfferBook(engine_id, lease_seconds)
         self._reception = Reception(engine_id, layout, agents, lease_seconds)
 
+    @property
+    def handshake_bytes(self) -> int:
+        """About how much the answer to a handshake holds."""
+        return self._reception.nbytes
+
     def offer(
         self, now: float, reference: OfferReference, lease_seconds: float | None = None
     ) -> tuple[PrefillEffect, ...]:

@@ -27,6 +27,7 @@ from kvweave.runtime.control import ControlClient
 from kvweave.runtime.decode_coordinator import Abort, Begin, Connect, DecodeCommand, DecodeCoordinator, Hold, Peer
 from kvweave.runtime.events import DecodeLink
 from kvweave.runtime.handle import Fetch
+from kvweave.runtime.keys import CurveKeys
 from kvweave.runtime.links import Patient
 from kvweave.runtime.metrics import Metrics, Observer, Recorder
 from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_names, require_workers
@@ -42,8 +43,9 @@ class DecodeEngine(Closing):
     transport per rank from a unique name; where the ranks' workers live in other processes, ``workers`` are their links
     instead, in the order of the layout's ranks, and belong to the engine from now on. ``peers`` are the prefill
     engines: ``host:port`` is handshaken at once and again after every loss; hosts and networks without a port are
-    merely allowed. Loopback is always allowed. ``engine_id`` must be new with every restart, and is made up when not
-    given.
+    merely allowed. Loopback is always allowed. ``keys`` closes the control channel to everybody without an allowed key;
+    where several are allowed, ``peers`` says who has which: ``name@host:port``. ``engine_id`` must be new with every
+    restart, and is made up when not given.
     """
 
     def __init__(
@@ -54,17 +56,18 @@ class DecodeEngine(Closing):
         workers: Sequence[DecodeLink] = (),
         engine_id: str | None = None,
         peers: Sequence[str] = (),
+        keys: CurveKeys | None = None,
         timing: Timing | None = None,
         clock: Clock = boot_time,
         observer: Observer | None = None,
     ) -> None:
         self.layout = layout
-        self.engine_id = checked_engine_id("decode", engine_id)
+        self.engine_id = checked_engine_id("decode", engine_id, keys)
         self.peers = PeerList.parse(peers)
         self._recorder = Recorder(observer)
         self._numbers = itertools.count(secrets.randbits(48) + 1)
         with ExitStack() as stack:
-            client = ControlClient()
+            client = ControlClient(self.peers, keys)
             stack.callback(client.close)
             for worker in workers:
                 stack.callback(worker.close)

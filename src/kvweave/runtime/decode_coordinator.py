@@ -32,7 +32,7 @@ from kvweave.protocol.effects import (
     Send,
 )
 from kvweave.protocol.fetch_entry import Order
-from kvweave.protocol.messages import Claim
+from kvweave.protocol.messages import Claim, HandshakeReply
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import DecodeSide
 from kvweave.runtime.clock import Clock
@@ -48,7 +48,9 @@ from kvweave.runtime.events import (
     WorkerEvent,
 )
 from kvweave.runtime.handle import Fetch, failure_error
+from kvweave.runtime.log_lines import LogLines, plain
 from kvweave.runtime.metrics import Recorder
+from kvweave.runtime.naming import require_own_name
 from kvweave.runtime.peer_line import describe_peer
 from kvweave.runtime.polling import Activity
 from kvweave.runtime.record import FetchRecord
@@ -122,6 +124,7 @@ class DecodeCoordinator:
         self._layouts: dict[str, EngineLayout] = {}
         self._peers: dict[str, Peer] = {}
         self._waiting: dict[str, list[Future[Peer]]] = {}
+        self._log = LogLines(side.engine_id, recorder)
 
     def submit(self, command: DecodeCommand) -> None:
         """Queues a command, from any thread; raises ``LocalProtocolError`` when the engine has ended."""
@@ -137,13 +140,14 @@ class DecodeCoordinator:
             self._carry_out(command)
         for address, data in self._client.receive():
             self._receive(address, data)
-        for address in self._client.unreachable():
-            text = f"{address}: nobody listens there, or the address is wrong; is the prefill engine running?"
-            self._perform(self._side.lose(self._clock(), address, text))
+        for address, text in self._client.failures():
+            self._perform(self._side.lose(self._clock(), address, f"{address}: {text}"))
         for worker in self._workers:
             for event in worker.poll():
                 self._hear(event)
-        self._perform(self._side.handle_timer(self._clock()))
+        now = self._clock()
+        self._perform(self._side.handle_timer(now))
+        self._log.tick(now)
         if self._side.fetches.reading:
             return Activity.READING
         return Activity.SERVING if self._side.fetches.begun or self._side.peers.opening else Activity.IDLE
@@ -207,7 +211,10 @@ class DecodeCoordinator:
     def _receive(self, address: str, data: bytes) -> None:
         now = self._clock()
         try:
-            effects = self._side.receive(now, address, decode(data))
+            message = decode(data)
+            if isinstance(message, HandshakeReply):
+                require_own_name(message.engine_id, self._client.key_of(address))
+            effects = self._side.receive(now, address, message)
         except IncompatiblePeer as error:
             effects = self._side.misfit(now, address, error.problems)
         except RemoteProtocolError as error:
@@ -269,7 +276,7 @@ class DecodeCoordinator:
                 self._recorder.add("handshakes")
                 peer = self._peers[address] = Peer(address, engine_id, self._layouts[address])
                 line = describe_peer(self._side.engine_id, self._layout, engine_id, peer.layout)
-                logger.info("prefill engine %s at %s is ready: %s", engine_id, address, line)
+                logger.info("prefill engine %s at %s is ready: %s", plain(engine_id), address, plain(line))
                 for future in waiting:
                     future.set_result(peer)
                 return
@@ -277,7 +284,8 @@ class DecodeCoordinator:
                 self._recorder.add("peers_lost")
             case PeerFailed():
                 self._recorder.add("handshake_failures", "incompatible" if effect.problems else "unreachable")
-        logger.warning("prefill engine at %s: %s", effect.address, effect.text)
+        text = f"prefill engine at {effect.address}: {effect.text}"
+        self._log.note(self._clock(), logging.WARNING, f"prefill engine at {effect.address}", text)
         self._peers.pop(effect.address, None)
         failed = Failed(
             0, FailureReason.PEER_LOST, effect.text, effect.problems if isinstance(effect, PeerFailed) else ()
@@ -299,6 +307,9 @@ class DecodeCoordinator:
                 record.fetch.deliver(delivered)
             case Failed():
                 self._recorder.add("failed", effect.reason.value)
+                line = f"request {record.fetch.request_id}: {effect.reason.value}: {effect.text}"
+                level = logging.DEBUG if effect.reason is FailureReason.ABORTED else logging.WARNING
+                self._log.note(self._clock(), level, effect.reason.value, line)
                 record.fetch.fail(effect, failure_error(effect, record.cause))
             case Reusable():
                 del self._records[effect.fetch]

@@ -19,9 +19,10 @@ Observer = Callable[[str, str, float], None]
 class Metrics:
     """Totals since the engine started, by (name, label).
 
-    Prefill: ``offers``, ``released`` (reason), ``handshakes``. Decode: ``fetches``, ``delivered``, ``failed`` (reason),
-    ``bytes``, ``rows``, ``seconds`` (stage), ``handshakes``, ``handshake_failures``, ``peers_lost``. Both:
-    ``malformed_messages``, ``unsent_messages``.
+    Prefill: ``offers``, ``released`` (reason), ``handshakes``, ``refused`` (reason), ``turned_away`` (reason),
+    ``dropped_messages``, ``found_incompatible``. Decode: ``fetches``, ``delivered``, ``failed`` (reason), ``bytes``,
+    ``rows``, ``seconds`` (stage), ``handshakes``, ``handshake_failures``, ``peers_lost``. Both: ``malformed_messages``,
+    ``unsent_messages``.
     """
 
     totals: Mapping[tuple[str, str], float]

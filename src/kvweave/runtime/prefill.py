@@ -24,6 +24,7 @@ from kvweave.runtime.clock import Clock, boot_time
 from kvweave.runtime.closing import Closing
 from kvweave.runtime.control import ControlServer
 from kvweave.runtime.events import PrefillLink
+from kvweave.runtime.keys import CurveKeys
 from kvweave.runtime.links import Patient
 from kvweave.runtime.metrics import Metrics, Observer, Recorder
 from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_names, require_workers
@@ -42,8 +43,9 @@ class PrefillEngine(Closing):
     transport per rank from a unique name; where the ranks' workers live in other processes, ``workers`` are their links
     instead, in the order of the layout's ranks, and belong to the engine from now on. ``bind`` is where decode engines
     reach the control channel (``host:port``, port 0 takes a free one); on several machines name their hosts or networks
-    in ``peers``. ``advertise`` is the host that references name, when it is not the bound one. ``engine_id`` must be
-    new with every restart, and is made up when not given.
+    in ``peers``. ``keys`` closes the channel to everybody without an allowed key, and is what several machines should
+    have. ``advertise`` is the host that references name, when it is not the bound one. ``engine_id`` must be new with
+    every restart, and is made up when not given.
     """
 
     def __init__(
@@ -56,17 +58,18 @@ class PrefillEngine(Closing):
         bind: str = "127.0.0.1:0",
         advertise: str | None = None,
         peers: Sequence[str] = (),
+        keys: CurveKeys | None = None,
         lease_seconds: float = 30.0,
         clock: Clock = boot_time,
         observer: Observer | None = None,
     ) -> None:
         checked_lease(lease_seconds)
         self.layout = layout
-        self.engine_id = checked_engine_id("prefill", engine_id)
+        self.engine_id = checked_engine_id("prefill", engine_id, keys)
         self._recorder = Recorder(observer)
         self._generations = itertools.count(secrets.randbits(48))
         with ExitStack() as stack:
-            self._server = ControlServer(bind, PeerList.parse(peers), advertise)
+            self._server = ControlServer(bind, PeerList.parse(peers), advertise, keys)
             stack.callback(self._server.close)
             for worker in workers:
                 stack.callback(worker.close)
