@@ -16,7 +16,7 @@ STEP := tools/step
 export KVWEAVE_PROMPT := $(value PROMPT)
 export PYTHONUNBUFFERED := 1
 
-.PHONY: environment help demo sweep test parity check static format-check lint types imports docs format bench clean
+.PHONY: environment help demo sweep test parity check static format-check lint types imports docs format fuzz soak-peers bench clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,12 @@ docs: .venv/.test  ## The examples of the documentation and of the docstrings
 
 format: .venv/.test  ## Format the code and mend what the linter can mend
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+fuzz: .venv/.test  ## Ten minutes of broken inputs for every decoder and for engines at work
+	@$(BIN)/python -m tests.fuzz $(ARGS)
+
+soak-peers: .venv/.test  ## A thousand peers that come and go: memory, open files, and who waits for whom
+	@$(BIN)/python -m tests.soak.peers $(ARGS)
 
 bench: .venv-vllm/.parity  ## Planning and descriptor times beside memcpy and beside vLLM's own
 	@$(VLLM_BIN)/python -m bench $(ARGS)

@@ -190,6 +190,7 @@ def test_memory_of_ended_offers_is_bounded(book: OfferBook) -> None:
         book.offer(101.0, reference("many", number))
         book.withdraw(101.0, key("many", number))
     assert len(book._ended) == REMEMBERED_OFFERS
+    assert book._known["many"] == REMEMBERED_OFFERS
     assert refusal(book.receive(102.0, "a", GUEST, Claim(7, ENGINE, key("many", 0)))) is RefusalReason.WRONG_GENERATION
 
 

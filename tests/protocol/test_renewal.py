@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvweave.errors import RemoteProtocolError
-from kvweave.protocol.renewal import Renewals
+from kvweave.protocol.renewal import LEAST_INTERVAL_SECONDS, Renewals
 
 
 def test_nothing_is_covered_before_a_grant() -> None:
@@ -47,3 +47,7 @@ def test_waiting_ends_with_the_grant_or_the_answers_bound_whichever_is_later() -
     renewals.send(107.0)
     renewals.send(109.0)
     assert renewals.hopeless(5.0) == 112.0
+
+
+def test_lease_of_no_time_is_not_renewed_all_the_time() -> None:
+    assert Renewals(100.0, 1e-300).due == 100.0 + LEAST_INTERVAL_SECONDS

@@ -53,7 +53,7 @@ from kvweave.protocol.messages import (
     Revoked,
 )
 from kvweave.protocol.reference import OfferReference
-from kvweave.protocol.renewal import Renewals
+from kvweave.protocol.renewal import LEAST_INTERVAL_SECONDS, Renewals
 from kvweave.protocol.states import FetchEvent, FetchState
 from kvweave.protocol.timers import Timers
 from kvweave.protocol.timing import Timing
@@ -354,7 +354,8 @@ class FetchBook:
         keys = [fetch.reference.offer for fetch in self._at(address) if fetch.state is FetchState.QUEUED]
         if not keys or address not in self._leases:
             return ()
-        self._beats.set(address, now + self._leases[address] * self._timing.renew_fraction)
+        interval = max(self._leases[address] * self._timing.renew_fraction, LEAST_INTERVAL_SECONDS)
+        self._beats.set(address, now + interval)
         parts = [tuple(keys[start : start + MOST_BEATS]) for start in range(0, len(keys), MOST_BEATS)]
         return tuple(Send(address, Heartbeat(part)) for part in parts)
 

@@ -12,8 +12,8 @@ Rules of this book:
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from kvweave.errors import LocalProtocolError
@@ -83,6 +83,7 @@ class OfferBook:
         self.lease_seconds = checked_lease(lease_seconds)
         self._offers: dict[OfferKey, _Offer] = {}
         self._ended: OrderedDict[OfferKey, RefusalReason] = OrderedDict()
+        self._known: Counter[str] = Counter()
         self._timers: Timers[OfferKey] = Timers()
         self._being_read = 0
 
@@ -108,6 +109,7 @@ class OfferBook:
             return (Release(key, ReleaseReason.NOTHING_VALID),)
         lease = self.lease_seconds if lease_seconds is None else checked_lease(lease_seconds)
         self._offers[key] = _Offer(reference, lease, now + lease)
+        self._known[key.request_id] += 1
         self._timers.set(key, now + lease)
         return ()
 
@@ -228,7 +230,7 @@ class OfferBook:
         self._being_read -= offer.claimant is not None
         self._ended[key] = _ENDED[offer.state]
         while len(self._ended) > REMEMBERED_OFFERS:
-            self._ended.popitem(last=False)
+            self._forget(self._ended.popitem(last=False)[0])
         return (Release(key, _RELEASED[offer.state]),)
 
     def _refuse(self, connection: Hashable, message: Claim | Renew) -> Effects:
@@ -237,18 +239,19 @@ class OfferBook:
         text = f"engine {self.engine_id}, request {key.request_id}, generation {key.generation}: {reason.value}"
         return (Send(connection, Refused(message.claim, reason, text)),)
 
+    def _forget(self, key: OfferKey) -> None:
+        self._known[key.request_id] -= 1
+        if not self._known[key.request_id]:
+            del self._known[key.request_id]
+
     def _reason(self, key: OfferKey) -> RefusalReason:
         offer = self._offers.get(key)
         if offer is not None:
             return _ENDED.get(offer.state, RefusalReason.NOT_CLAIMED)
         if key in self._ended:
             return self._ended[key]
-        known = any(other.request_id == key.request_id for other in self._known())
+        known = key.request_id in self._known
         return RefusalReason.WRONG_GENERATION if known else RefusalReason.UNKNOWN_REQUEST
-
-    def _known(self) -> Iterator[OfferKey]:
-        yield from self._offers
-        yield from self._ended
 
 
 def checked_lease(lease_seconds: float) -> float:

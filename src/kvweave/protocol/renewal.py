@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from kvweave.errors import RemoteProtocolError
 
+LEAST_INTERVAL_SECONDS = 0.05
+"""A peer may grant leases as short as it likes, but they are not renewed more often than this."""
+
 
 class Renewals:
     """Begins with the renewal that is sent together with the reads, at ``now``."""
@@ -16,7 +19,7 @@ class Renewals:
         self.began_at = now
         self.sequence = 0
         self.granted_until: float | None = None
-        self._interval = interval
+        self._interval = max(interval, LEAST_INTERVAL_SECONDS)
         self._last_sent = now
         self._unanswered: dict[int, float] = {}
         self.send(now)

@@ -46,9 +46,9 @@ class KeyFile:
         """The key in a file; raises ``ConfigurationError`` when it is none, or is secret and readable by others."""
         try:
             if path.stat().st_size > MOST_KEY_FILE_BYTES:
-                raise ConfigurationError(f"keys: {path} is larger than a key file; name a file of `kvweave keys make`")
+                raise ConfigurationError(f"{path.stat().st_size} bytes are more than a key file has")
             public, secret = (None if key is None else key.decode() for key in auth.load_certificate(str(path)))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, LookupError) as error:
             raise ConfigurationError(f"keys: {path}: {error}; make one: kvweave keys make FOLDER") from error
         if secret is not None and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ConfigurationError(f"keys: {path} is secret, but others may read it; chmod 600 {path}")
