@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from kvweave.protocol.offer import REMEMBERED_OFFERS
 from tests.fuzz.decoders import Result, drawn, feed
 from tests.fuzz.live import Hostile, Told, harass, serve
 from tests.fuzz.targets import targets
@@ -42,6 +43,8 @@ def feed_engines(seconds: float, seed: int) -> tuple[Told, list[int]]:
     """The engines' part, and the memory after each tenth of it."""
     told, memory = Told(), []
     with joined() as pair:
+        for number in range(REMEMBERED_OFFERS):
+            pair.prefill.withdraw(pair.offer(f"earlier {number}"))
         for part in range(10):
             hostile = Hostile(seed + part)
             harass(pair, hostile, seconds / 10, told)

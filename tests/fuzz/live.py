@@ -117,6 +117,7 @@ def harass(pair: Pair, hostile: Hostile, seconds: float, told: Told) -> None:
         told.messages += hostile.speak(address, 20) + hostile.shout(address)
         told.connections += 2 + sum(hostile.break_off(address) for _ in range(3))
         generation += 1
+        pair.clock.advance(1.0)
         false = OfferReference("prefill-1", "127.0.0.1", int(next(liar).rpartition(":")[2]), "request", generation, 10,
                                {"full": (5, 2, 7)})  # fmt: skip
         fetch = pair.decode.fetch(false, TARGET_BLOCKS)

@@ -80,7 +80,7 @@ def test_report_says_what_was_read_from_whom_and_how_long_it_took(pair: Pair) ->
         "tp1": ["tp2", "tp3"],
     }
     assert delivered.nbytes == 40 * 4 * 8 * 2 * 2 * 2
-    assert set(delivered.seconds) == {"peer", "claim", "post", "read", "grant"}
+    assert set(delivered.seconds) == {"queued", "peer", "claim", "post", "read", "grant"}
     metrics = pair.decode.metrics()
     assert (metrics.total("delivered"), metrics.total("bytes")) == (1, delivered.nbytes)
 

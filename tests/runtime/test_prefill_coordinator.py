@@ -93,5 +93,7 @@ def test_decode_engine_that_turns_us_down_is_named_with_every_reason(
 
 
 def test_answer_to_a_client_that_is_gone_is_counted(joined: Joined) -> None:
-    joined.coordinator._receive(Caller(b"nobody", "127.0.0.1", ""), encode(HandshakeRequest(1, "decode-1", EngineRole.DECODE, 1)))
+    joined.coordinator._receive(
+        Caller(b"nobody", "127.0.0.1", ""), encode(HandshakeRequest(1, "decode-1", EngineRole.DECODE, 1))
+    )
     assert joined.recorder.snapshot().total("unsent_messages") == 1

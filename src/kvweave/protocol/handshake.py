@@ -57,6 +57,9 @@ Effects = tuple[DecodeEffect, ...]
 class Reception:
     """The prefill side: answers handshakes and remembers who is at the other end of each connection.
 
+    An observer gets the description and no agent data, and is not remembered. Without ``agents`` there are observers
+    only, which is how a decode engine describes itself.
+
     At most ``MOST_GUESTS`` connections are remembered; the one that was silent longest must shake hands again.
     """
 
@@ -82,15 +85,19 @@ class Reception:
 
     def receive(self, connection: Hashable, request: HandshakeRequest) -> tuple[PrefillEffect, ...]:
         """The answer to a handshake."""
-        if request.role is not EngineRole.DECODE:
-            text = f"engine {self._engine_id} prefills and serves decode engines, not {request.role.value} engines"
+        if request.role is EngineRole.OBSERVER:
+            reply = HandshakeReply(request.attempt, self._engine_id, self._lease_seconds, self._description, ())
+            return (Send(connection, reply),)
+        if request.role is not EngineRole.DECODE or not self._agents:
+            role, wanted = request.role.value, "decode engines and observers" if self._agents else "observers"
+            text = f"engine {self._engine_id} serves {wanted} here, not {role} engines"
             return (Send(connection, HandshakeRefused(request.attempt, RefusalReason.ROLE, text)),)
         self._guests[connection] = Guest(request.engine_id, request.num_ranks)
         self._guests.move_to_end(connection)
         while len(self._guests) > MOST_GUESTS:
             self._guests.popitem(last=False)
-        wanted = None if request.ranks is None else set(request.ranks)
-        agents = tuple(agent for agent in self._agents if wanted is None or agent.rank in wanted)
+        ranks = None if request.ranks is None else set(request.ranks)
+        agents = tuple(agent for agent in self._agents if ranks is None or agent.rank in ranks)
         reply = HandshakeReply(request.attempt, self._engine_id, self._lease_seconds, self._description, agents)
         return (Greeted(request.engine_id), Send(connection, reply))
 

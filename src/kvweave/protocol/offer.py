@@ -95,6 +95,11 @@ class OfferBook:
         """How many offers are claimed and not yet released."""
         return self._being_read
 
+    def claimant(self, key: OfferKey) -> Guest | None:
+        """Who has claimed an offer that is not over."""
+        offer = self._offers.get(key)
+        return None if offer is None else offer.claimant
+
     def offer(self, now: float, reference: OfferReference, lease_seconds: float | None = None) -> Effects:
         """Pins the blocks of a reference under a lease from now on; with no valid token, releases them at once.
 

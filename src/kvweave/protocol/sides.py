@@ -82,6 +82,11 @@ class PrefillSide:
             return (TurnedDown(guest.engine_id, problems),)
         return self.offers.receive(now, connection, guest, message)
 
+    def has_claimed(self, connection: Hashable, key: OfferKey) -> bool:
+        """Whether the engine on this connection has claimed that offer, and it is not over."""
+        guest = self._reception.guest(connection)
+        return guest is not None and self.offers.claimant(key) == guest
+
     def other_version(self, connection: Hashable, text: str) -> tuple[PrefillEffect, ...]:
         """A peer of another protocol version wrote; the answer is in ours, so that it learns the same."""
         return (Send(connection, HandshakeRefused(0, RefusalReason.VERSION, text)),)

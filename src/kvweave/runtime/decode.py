@@ -15,12 +15,13 @@ from typing import Any
 
 from kvweave.core.block_table import BlockTables
 from kvweave.core.layout import EngineLayout
-from kvweave.errors import BlockTableError, LocalProtocolError
+from kvweave.errors import BlockTableError, ConfigurationError, LocalProtocolError
 from kvweave.protocol.fetch_entry import Order
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import DecodeSide
 from kvweave.protocol.timing import Timing
 from kvweave.runtime.addresses import PeerList, join_address, split_address
+from kvweave.runtime.checksums import ChecksumBook
 from kvweave.runtime.clock import Clock, boot_time
 from kvweave.runtime.closing import Closing
 from kvweave.runtime.control import ControlClient
@@ -33,6 +34,7 @@ from kvweave.runtime.metrics import Metrics, Observer, Recorder
 from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_names, require_workers
 from kvweave.runtime.polling import PollingThread
 from kvweave.runtime.tables import checked_tables
+from kvweave.runtime.tracing import Tracer
 from kvweave.runtime.workers import DecodeWorker
 
 
@@ -45,7 +47,8 @@ class DecodeEngine(Closing):
     engines: ``host:port`` is handshaken at once and again after every loss; hosts and networks without a port are
     merely allowed. Loopback is always allowed. ``keys`` closes the control channel to everybody without an allowed key;
     where several are allowed, ``peers`` says who has which: ``name@host:port``. ``engine_id`` must be new with every
-    restart, and is made up when not given.
+    restart, and is made up when not given. With ``checksums`` every delivered byte is compared with its source's, which
+    is for finding faults: it takes time, and prefill engines that compute them.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class DecodeEngine(Closing):
         timing: Timing | None = None,
         clock: Clock = boot_time,
         observer: Observer | None = None,
+        tracer: Tracer | None = None,
+        checksums: bool = False,
     ) -> None:
         self.layout = layout
         self.engine_id = checked_engine_id("decode", engine_id, keys)
@@ -73,10 +78,12 @@ class DecodeEngine(Closing):
                 stack.callback(worker.close)
             remote = bool(workers)
             if transport is not None:
-                workers = _local_workers(self.engine_id, layout, transport, clock, stack)
+                workers = _local_workers(self.engine_id, layout, transport, clock, stack, checksums)
+            if checksums and remote:
+                raise ConfigurationError("checksums: the ranks live in other processes, whose memory is not seen here")
             require_workers(self.engine_id, layout, workers)
             side = DecodeSide(self.engine_id, layout, timing or Timing())
-            self._coordinator = DecodeCoordinator(layout, side, client, workers, clock, self._recorder)
+            self._coordinator = DecodeCoordinator(layout, side, client, workers, clock, self._recorder, tracer)
             self._thread = PollingThread(self.engine_id, Patient(self._coordinator) if remote else self._coordinator)
             stack.pop_all()
         for address in self.peers.addresses:
@@ -167,11 +174,12 @@ class DecodeEngine(Closing):
 
 
 def _local_workers(
-    engine_id: str, layout: EngineLayout, transport: TransportFactory, clock: Clock, stack: ExitStack
+    engine_id: str, layout: EngineLayout, transport: TransportFactory, clock: Clock, stack: ExitStack, checksums: bool
 ) -> list[DecodeWorker]:
     workers = []
     for rank, name in enumerate(rank_names(engine_id, layout)):
         made = transport(name)
         stack.callback(made.close)
-        workers.append(DecodeWorker(rank, layout, made, clock))
+        checks = ChecksumBook(layout.ranks[rank]) if checksums else None
+        workers.append(DecodeWorker(rank, layout, made, clock, checks=checks))
     return workers

@@ -32,9 +32,10 @@ from kvweave.protocol.effects import (
     Send,
 )
 from kvweave.protocol.fetch_entry import Order
-from kvweave.protocol.messages import Claim, HandshakeReply
+from kvweave.protocol.messages import ChecksumRequest, Checksums, Claim, HandshakeReply
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import DecodeSide
+from kvweave.runtime.checksums import ChecksumBook
 from kvweave.runtime.clock import Clock
 from kvweave.runtime.commands import CommandQueue
 from kvweave.runtime.control import ControlClient
@@ -54,6 +55,8 @@ from kvweave.runtime.naming import require_own_name
 from kvweave.runtime.peer_line import describe_peer
 from kvweave.runtime.polling import Activity
 from kvweave.runtime.record import FetchRecord
+from kvweave.runtime.tracing import NoSpan, NoTracer, Span, Tracer
+from kvweave.runtime.workers import DecodeWorker
 
 logger = logging.getLogger("kvweave")
 
@@ -112,6 +115,7 @@ class DecodeCoordinator:
         workers: Sequence[DecodeLink],
         clock: Clock,
         recorder: Recorder,
+        tracer: Tracer | None = None,
     ) -> None:
         self._layout = layout
         self._side = side
@@ -124,6 +128,7 @@ class DecodeCoordinator:
         self._layouts: dict[str, EngineLayout] = {}
         self._peers: dict[str, Peer] = {}
         self._waiting: dict[str, list[Future[Peer]]] = {}
+        self._tracer = tracer or NoTracer()
         self._log = LogLines(side.engine_id, recorder)
 
     def submit(self, command: DecodeCommand) -> None:
@@ -142,9 +147,11 @@ class DecodeCoordinator:
             self._receive(address, data)
         for address, text in self._client.failures():
             self._perform(self._side.lose(self._clock(), address, f"{address}: {text}"))
-        for worker in self._workers:
+        for rank, worker in enumerate(self._workers):
             for event in worker.poll():
                 self._hear(event)
+            if isinstance(worker, DecodeWorker) and worker.checks is not None:
+                self._ask_for_checksums(rank, worker.checks)
         now = self._clock()
         self._perform(self._side.handle_timer(now))
         self._log.tick(now)
@@ -169,10 +176,13 @@ class DecodeCoordinator:
         late = self._commands.close()
         for command in late:
             if isinstance(command, Hold | Begin):
-                self._records.setdefault(command.fetch.number, FetchRecord(command.fetch, self._layout, 0.0))
+                reference = command.reference if isinstance(command, Hold) else command.order.reference
+                record = FetchRecord(command.fetch, reference, self._layout, 0.0, NoSpan())
+                self._records.setdefault(command.fetch.number, record)
         for record in self._records.values():
             if not record.fetch.done():
                 failed = Failed(record.fetch.number, FailureReason.CLOSED, text)
+                record.span.end(failed.reason.value, {})
                 record.fetch.fail(failed, failure_error(failed, None))
             record.fetch.free()
         self._records.clear()
@@ -185,7 +195,7 @@ class DecodeCoordinator:
         now = self._clock()
         match command:
             case Hold(fetch, reference):
-                self._records[fetch.number] = FetchRecord(fetch, self._layout, now)
+                self._records[fetch.number] = FetchRecord(fetch, reference, self._layout, now, self._span(reference))
                 self._perform(self._side.hold(now, fetch.number, reference.address, reference))
             case Begin(fetch, order):
                 self._begin(now, fetch, order)
@@ -198,8 +208,16 @@ class DecodeCoordinator:
         if fetch.done():
             return
         self._recorder.add("fetches")
-        self._records[fetch.number] = FetchRecord(fetch, self._layout, now)
+        if fetch.number not in self._records:
+            span = self._span(order.reference)
+            self._records[fetch.number] = FetchRecord(fetch, order.reference, self._layout, now, span)
+        self._records[fetch.number].begin(now)
         self._perform(self._side.fetch(now, fetch.number, order))
+
+    def _span(self, reference: OfferReference) -> Span:
+        attributes = {"engine_id": self._side.engine_id, "request_id": reference.request_id,
+                      "address": reference.address}  # fmt: skip
+        return self._tracer.begin("kvweave.fetch", reference.traceparent, attributes)
 
     def _connect(self, now: float, address: str, future: Future[Peer]) -> None:
         if address in self._peers:
@@ -214,6 +232,8 @@ class DecodeCoordinator:
             message = decode(data)
             if isinstance(message, HandshakeReply):
                 require_own_name(message.engine_id, self._client.key_of(address))
+            if isinstance(message, Checksums):
+                self._compare(address, message)
             effects = self._side.receive(now, address, message)
         except IncompatiblePeer as error:
             effects = self._side.misfit(now, address, error.problems)
@@ -221,6 +241,27 @@ class DecodeCoordinator:
             self._recorder.add("malformed_messages")
             effects = self._side.lose(now, address, str(error))
         self._perform(effects)
+
+    def _ask_for_checksums(self, rank: int, checks: ChecksumBook) -> None:
+        for fetch, pieces in checks.take():
+            record = self._records.get(fetch)
+            layout = None if record is None else self._layouts.get(record.reference.address)
+            if record is None or layout is None:
+                continue
+            source = [held.coordinates for held in layout.ranks].index(pieces.source)
+            request = ChecksumRequest(
+                fetch, record.reference.offer, rank, source, pieces.source_addresses, pieces.sizes
+            )
+            self._perform([Send(record.reference.address, request)])
+            self._recorder.add("checked_pieces", amount=len(pieces.sizes))
+
+    def _compare(self, address: str, message: Checksums) -> None:
+        """Hands checksums to the rank that asked; those of another peer's fetch are nobody's."""
+        record = self._records.get(message.claim)
+        if record is not None and record.reference.address == address and message.asking < len(self._workers):
+            worker = self._workers[message.asking]
+            if isinstance(worker, DecodeWorker):
+                worker.compare(message.claim, message.sums)
 
     def _hear(self, event: WorkerEvent) -> None:
         now = self._clock()
@@ -298,6 +339,7 @@ class DecodeCoordinator:
         match effect:
             case effects_of.Delivered():
                 delivered = record.delivered(self._clock())
+                record.span.end("delivered", {"nbytes": delivered.nbytes, "num_rows": delivered.num_rows})
                 self._recorder.add("delivered")
                 self._recorder.add("bytes", amount=delivered.nbytes)
                 self._recorder.add("rows", amount=delivered.num_rows)
@@ -307,6 +349,7 @@ class DecodeCoordinator:
                 record.fetch.deliver(delivered)
             case Failed():
                 self._recorder.add("failed", effect.reason.value)
+                record.span.end(effect.reason.value, {"text": plain(effect.text)})
                 line = f"request {record.fetch.request_id}: {effect.reason.value}: {effect.text}"
                 level = logging.DEBUG if effect.reason is FailureReason.ABORTED else logging.WARNING
                 self._log.note(self._clock(), level, effect.reason.value, line)

@@ -11,13 +11,23 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from kvweave.core.layout import RankLayout
 from kvweave.errors import IncompatiblePeer, RemoteProtocolError
 from kvweave.protocol.codec import decode, encode
 from kvweave.protocol.effects import Greeted, PrefillEffect, Release, ReleaseReason, Send, TurnedDown
-from kvweave.protocol.messages import HandshakeRefused, HandshakeRequest, OfferKey, RefusalReason, Refused
+from kvweave.protocol.messages import (
+    ChecksumRequest,
+    Checksums,
+    HandshakeRefused,
+    HandshakeRequest,
+    OfferKey,
+    RefusalReason,
+    Refused,
+)
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import PrefillSide
 from kvweave.runtime.allowance import Allowance
+from kvweave.runtime.checksums import checksums, require_registered
 from kvweave.runtime.clock import Clock
 from kvweave.runtime.commands import CommandQueue
 from kvweave.runtime.control import Caller, ControlServer
@@ -61,7 +71,10 @@ class Withdraw:
 
 
 class PrefillCoordinator:
-    """Offers, control channel and workers of one engine, driven by one thread. ``submit`` alone is for all threads."""
+    """Offers, control channel and workers of one engine, driven by one thread. ``submit`` alone is for all threads.
+
+    ``summed`` are the ranks whose checksums are given to those who read them; none unless faults are looked for.
+    """
 
     def __init__(
         self,
@@ -70,12 +83,14 @@ class PrefillCoordinator:
         workers: Sequence[PrefillLink],
         clock: Clock,
         recorder: Recorder,
+        summed: Sequence[RankLayout] = (),
     ) -> None:
         self._side = side
         self._server = server
         self._workers = workers
         self._clock = clock
         self._recorder = recorder
+        self._summed = summed
         self._commands: CommandQueue[Offer | Withdraw] = CommandQueue()
         self._announcements: dict[OfferKey, Future[Released]] = {}
         self._awake_until = 0.0
@@ -141,6 +156,8 @@ class PrefillCoordinator:
             message = decode(data)
             if isinstance(message, HandshakeRequest):
                 effects = self._greet(connection, message)
+            elif isinstance(message, ChecksumRequest):
+                effects = self._checksum(connection, message)
             else:
                 effects = self._side.receive(self._clock(), connection, message)
         except IncompatiblePeer as error:
@@ -164,6 +181,19 @@ class PrefillCoordinator:
             text = "too many handshakes from this engine or host; wait some seconds"
             return self._turn_down(caller, request, RefusalReason.TOO_MANY, text)
         return self._side.receive(now, caller, request)
+
+    def _checksum(self, caller: Caller, request: ChecksumRequest) -> tuple[PrefillEffect, ...]:
+        """The checksums of pieces that the caller has claimed; raises ``RemoteProtocolError`` for foreign memory."""
+        if not self._summed or not self._side.has_claimed(caller, request.offer):
+            reason = RefusalReason.NOT_CLAIMED if self._summed else RefusalReason.NO_CHECKSUMS
+            text = "not your offer" if self._summed else "this engine computes no checksums; start it with checksums"
+            return (Send(caller, Refused(request.claim, reason, text)),)
+        if request.rank >= len(self._summed):
+            raise RemoteProtocolError(f"checksums: rank {request.rank} of {len(self._summed)}")
+        require_registered(self._summed[request.rank], request.addresses, request.sizes)
+        self._recorder.add("checked_pieces", amount=len(request.sizes))
+        sums = checksums(request.addresses, request.sizes)
+        return (Send(caller, Checksums(request.claim, request.asking, sums)),)
 
     def _turn_down(
         self, caller: Caller, request: HandshakeRequest, reason: RefusalReason, text: str

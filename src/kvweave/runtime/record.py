@@ -5,20 +5,31 @@ from __future__ import annotations
 from kvweave.core.layout import EngineLayout
 from kvweave.core.parallel import RankCoordinates
 from kvweave.errors import TransportError
+from kvweave.protocol.reference import OfferReference
 from kvweave.runtime.events import ReadsEnded, ReadStatistics
 from kvweave.runtime.handle import Delivered, Fetch
+from kvweave.runtime.tracing import Span
+
+STAGES = ("queued", "peer", "claim", "read", "grant")
+"""One after the other; rows are computed and reads posted (``post``) at the beginning of ``read``."""
 
 
 class FetchRecord:
     """One fetch, from its beginning to its report."""
 
-    def __init__(self, fetch: Fetch, layout: EngineLayout, now: float) -> None:
+    def __init__(self, fetch: Fetch, reference: OfferReference, layout: EngineLayout, now: float, span: Span) -> None:
         self.fetch = fetch
-        self.began_at = self.claimed_at = self.posted_at = now
+        self.reference = reference
+        self.span = span
+        self.held_at = self.began_at = self.claimed_at = self.posted_at = now
         self.cause: TransportError | None = None
         self._layout = layout
         self._completed_at = now
         self._read: dict[RankCoordinates, ReadStatistics] = {}
+
+    def begin(self, now: float) -> None:
+        """The fetch begins, held before or not."""
+        self.began_at = self.claimed_at = self.posted_at = self._completed_at = now
 
     def add(self, ended: ReadsEnded) -> None:
         """Notes what one rank has read."""
@@ -28,7 +39,11 @@ class FetchRecord:
     def delivered(self, now: float) -> Delivered:
         """The report of a delivery."""
         read = self._read.values()
+        moments = (self.held_at, self.began_at, self.claimed_at, self.posted_at, self._completed_at, now)
+        for stage, began_at, ended_at in zip(STAGES, moments, moments[1:], strict=False):
+            self.span.stage(stage, began_at, ended_at)
         seconds = {
+            "queued": self.began_at - self.held_at,
             "peer": self.claimed_at - self.began_at,
             "claim": self.posted_at - self.claimed_at,
             "post": max((statistics.post_seconds for statistics in read), default=0.0),

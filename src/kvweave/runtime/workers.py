@@ -6,7 +6,7 @@ for its own rank, computes a request's rows, posts its reads, and reports. Both 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from kvweave.core.parallel import RankCoordinates
 from kvweave.core.plan import TransferPlan, plan_transfer
 from kvweave.errors import BlockTableError, IncompatibleLayouts, KVWeaveError, TransportError, TransportErrorKind
 from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads
+from kvweave.runtime.checksums import ChecksumBook
 from kvweave.runtime.clock import Clock
 from kvweave.runtime.events import (
     Connected,
@@ -82,17 +83,27 @@ class _Reads:
     handles: list[ReadHandle] = field(default_factory=list)
     statistics: ReadStatistics = field(default_factory=ReadStatistics)
     failed: bool = False
+    rows: list[tuple[RankCoordinates, ReadRows]] = field(default_factory=list)
+    tables: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class DecodeWorker:
     """One decode rank, number ``rank`` of its engine. One thread calls it.
 
-    ``registered`` says that its memory is registered with the transport already.
+    ``registered`` says that its memory is registered with the transport already; with ``checks`` no reads end before
+    the checksums of their sources came.
     """
 
     def __init__(
-        self, rank: int, layout: EngineLayout, transport: Transport, clock: Clock, registered: bool = False
+        self,
+        rank: int,
+        layout: EngineLayout,
+        transport: Transport,
+        clock: Clock,
+        registered: bool = False,
+        checks: ChecksumBook | None = None,
     ) -> None:
+        self.checks = checks
         self._rank = rank
         self._layout = layout
         self._own = layout.ranks[rank]
@@ -145,6 +156,12 @@ class DecodeWorker:
             self._look_at_reads(fetch, self._reads[fetch])
         events, self._events = self._events, []
         return events
+
+    def compare(self, fetch: int, sums: Sequence[int]) -> None:
+        """The source's checksums came."""
+        wrong = None if self.checks is None else self.checks.answer(fetch, sums)
+        if wrong is not None and fetch in self._reads:
+            self._fail(fetch, FailureReason.CORRUPTED, wrong)
 
     def sockets(self) -> Sequence[Any]:
         """See ``DecodeLink``."""
@@ -199,10 +216,13 @@ class DecodeWorker:
             self._reads[fetch] = _Reads(self._clock())
         for handle in self._reads[fetch].handles if fetch in self._reads else ():
             self._transport.cancel(handle)
+        if self.checks is not None and fetch in self._reads:
+            self._reads[fetch].rows.clear()
+            self.checks.drop(fetch)
 
     def _post(self, command: PostReads) -> None:
         self._allowed.pop(command.fetch, None)
-        reads = self._reads[command.fetch] = _Reads(self._clock())
+        reads = self._reads[command.fetch] = _Reads(self._clock(), tables=command.target_tables)
         peer = self._peers.get(command.address)
         if peer is None:
             self._fail(command.fetch, FailureReason.PEER_LOST, f"{command.address} is not connected")
@@ -215,6 +235,8 @@ class DecodeWorker:
             for source, rows in descriptors.items():
                 for part in _parts(peer.memories[source], self._memories, rows):
                     reads.handles.append(self._transport.read(peer.agents[source], part))
+                    if self.checks is not None:
+                        reads.rows.append((source, part))
         except BlockTableError as error:
             self._fail(command.fetch, FailureReason.BLOCK_TABLES, str(error))
         except KVWeaveError as error:
@@ -228,7 +250,7 @@ class DecodeWorker:
                 lost = handle.error is not None and handle.error.kind is TransportErrorKind.PEER_LOST
                 reason = FailureReason.PEER_LOST if lost else FailureReason.READ_FAILED
                 self._fail(fetch, reason, str(handle.error), handle.error)
-        if all(handle.state.terminal for handle in reads.handles):
+        if all(handle.state.terminal for handle in reads.handles) and not self._checking(fetch, reads):
             del self._reads[fetch]
             now = self._clock()
             statistics = reads.statistics
@@ -237,6 +259,15 @@ class DecodeWorker:
                 statistics.incomplete,
             )  # fmt: skip
             self._events.append(ReadsEnded(fetch, self._rank, now, ended))
+
+    def _checking(self, fetch: int, reads: _Reads) -> bool:
+        """Whether checksums are awaited; begins with them when the last read has ended well."""
+        if self.checks is None:
+            return False
+        if reads.rows and not reads.failed:
+            self.checks.begin(fetch, reads.rows, reads.tables)
+        reads.rows = []
+        return self.checks.busy(fetch)
 
     def _fail(self, fetch: int, reason: FailureReason, text: str, error: TransportError | None = None) -> None:
         self._reads[fetch].failed = True
