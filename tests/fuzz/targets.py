@@ -30,6 +30,8 @@ from kvweave.protocol.fetch_entry import Order
 from kvweave.protocol.handshake import MOST_GUESTS
 from kvweave.protocol.messages import (
     Acknowledge,
+    ChecksumRequest,
+    Checksums,
     Claim,
     Claimed,
     EngineRole,
@@ -89,6 +91,7 @@ FROM_DECODE = [
     Renew(1, 1, "prefill-1", OFFER),
     Acknowledge(OFFER, 0),
     Heartbeat((OFFER, OfferKey("other", 2))),
+    ChecksumRequest(1, OFFER, 0, 0, (4096, 8192), (16, 16)),
 ]
 FROM_PREFILL = [
     HandshakeReply(1, "prefill-1", 30.0, encode_layout(LAYOUT), (RankAgent(0, b"a"), RankAgent(1, b"b"))),
@@ -98,6 +101,7 @@ FROM_PREFILL = [
     Refused(1, RefusalReason.UNKNOWN_REQUEST, "unknown"),
     Revoked(1, "withdrawn"),
     HeartbeatReply(((OFFER, RefusalReason.RELEASED),)),
+    Checksums(1, 0, (5, 6)),
 ]
 COMMANDS = [
     ConnectPeer(ADDRESS, 1, LAYOUT, (b"a", b"b")), DropPeer(ADDRESS), CancelReads(1), Adopt(0, LAYOUT), Attend(True),

@@ -52,6 +52,7 @@ class Pair:
     transport: TransportFactory | None = None
     tracer: Tracer | None = None
     checksums: bool = False
+    decode_bind: str | None = None
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
@@ -74,6 +75,7 @@ class Pair:
             timing=self.timing,
             clock=self.clock,
             keys=self.keys[1],
+            bind=self.decode_bind,
             tracer=self.tracer,
             checksums=self.checksums,
         )

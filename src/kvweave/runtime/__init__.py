@@ -7,6 +7,7 @@ from kvweave.runtime.decode_coordinator import Peer
 from kvweave.runtime.handle import Delivered, Fetch
 from kvweave.runtime.keys import CurveKeys
 from kvweave.runtime.metrics import Metrics
+from kvweave.runtime.observation import Observed, observe
 from kvweave.runtime.prefill import PrefillEngine
 from kvweave.runtime.prefill_coordinator import Released
 
@@ -16,9 +17,11 @@ __all__ = [
     "Delivered",
     "Fetch",
     "Metrics",
+    "Observed",
     "OfferReference",
     "Peer",
     "PrefillEngine",
     "Released",
     "Timing",
+    "observe",
 ]

@@ -24,8 +24,9 @@ from kvweave.runtime.addresses import PeerList, join_address, split_address
 from kvweave.runtime.checksums import ChecksumBook
 from kvweave.runtime.clock import Clock, boot_time
 from kvweave.runtime.closing import Closing
-from kvweave.runtime.control import ControlClient
+from kvweave.runtime.control import ControlClient, ControlServer
 from kvweave.runtime.decode_coordinator import Abort, Begin, Connect, DecodeCommand, DecodeCoordinator, Hold, Peer
+from kvweave.runtime.desk import Desk
 from kvweave.runtime.events import DecodeLink
 from kvweave.runtime.handle import Fetch
 from kvweave.runtime.keys import CurveKeys
@@ -47,7 +48,8 @@ class DecodeEngine(Closing):
     engines: ``host:port`` is handshaken at once and again after every loss; hosts and networks without a port are
     merely allowed. Loopback is always allowed. ``keys`` closes the control channel to everybody without an allowed key;
     where several are allowed, ``peers`` says who has which: ``name@host:port``. ``engine_id`` must be new with every
-    restart, and is made up when not given. With ``checksums`` every delivered byte is compared with its source's, which
+    restart, and is made up when not given. At ``bind``, where it is given, observers may ask for the layout
+    (``kvweave check``). With ``checksums`` every delivered byte is compared with its source's, which
     is for finding faults: it takes time, and prefill engines that compute them.
     """
 
@@ -64,16 +66,23 @@ class DecodeEngine(Closing):
         clock: Clock = boot_time,
         observer: Observer | None = None,
         tracer: Tracer | None = None,
+        bind: str | None = None,
         checksums: bool = False,
     ) -> None:
         self.layout = layout
         self.engine_id = checked_engine_id("decode", engine_id, keys)
         self.peers = PeerList.parse(peers)
         self._recorder = Recorder(observer)
+        self._server: ControlServer | None = None
         self._numbers = itertools.count(secrets.randbits(48) + 1)
         with ExitStack() as stack:
             client = ControlClient(self.peers, keys)
             stack.callback(client.close)
+            desk = None
+            if bind is not None:
+                self._server = ControlServer(bind, self.peers, None, keys)
+                desk = Desk(self._server, self.engine_id, layout, self._recorder)
+                stack.callback(desk.close)
             for worker in workers:
                 stack.callback(worker.close)
             remote = bool(workers)
@@ -83,11 +92,16 @@ class DecodeEngine(Closing):
                 raise ConfigurationError("checksums: the ranks live in other processes, whose memory is not seen here")
             require_workers(self.engine_id, layout, workers)
             side = DecodeSide(self.engine_id, layout, timing or Timing())
-            self._coordinator = DecodeCoordinator(layout, side, client, workers, clock, self._recorder, tracer)
+            self._coordinator = DecodeCoordinator(layout, side, client, workers, clock, self._recorder, tracer, desk)
             self._thread = PollingThread(self.engine_id, Patient(self._coordinator) if remote else self._coordinator)
             stack.pop_all()
         for address in self.peers.addresses:
             self.connect(address)
+
+    @property
+    def address(self) -> str | None:
+        """Where observers reach it, where it has a ``bind``."""
+        return None if self._server is None else self._server.address
 
     def connect(self, address: str) -> Future[Peer]:
         """Handshakes with a prefill engine and keeps it connected; the future says when its connections are warm.

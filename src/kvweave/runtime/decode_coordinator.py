@@ -39,6 +39,7 @@ from kvweave.runtime.checksums import ChecksumBook
 from kvweave.runtime.clock import Clock
 from kvweave.runtime.commands import CommandQueue
 from kvweave.runtime.control import ControlClient
+from kvweave.runtime.desk import Desk
 from kvweave.runtime.events import (
     Connected,
     DecodeLink,
@@ -116,6 +117,7 @@ class DecodeCoordinator:
         clock: Clock,
         recorder: Recorder,
         tracer: Tracer | None = None,
+        desk: Desk | None = None,
     ) -> None:
         self._layout = layout
         self._side = side
@@ -128,6 +130,7 @@ class DecodeCoordinator:
         self._layouts: dict[str, EngineLayout] = {}
         self._peers: dict[str, Peer] = {}
         self._waiting: dict[str, list[Future[Peer]]] = {}
+        self._desk = desk
         self._tracer = tracer or NoTracer()
         self._log = LogLines(side.engine_id, recorder)
 
@@ -137,7 +140,8 @@ class DecodeCoordinator:
 
     def sockets(self) -> Sequence[Any]:
         """See ``Pollable``."""
-        return [*self._client.sockets(), *(socket for worker in self._workers for socket in worker.sockets())]
+        asked = [] if self._desk is None else self._desk.sockets()
+        return [*asked, *self._client.sockets(), *(socket for worker in self._workers for socket in worker.sockets())]
 
     def poll(self) -> Activity:
         """See ``Pollable``."""
@@ -154,6 +158,8 @@ class DecodeCoordinator:
                 self._ask_for_checksums(rank, worker.checks)
         now = self._clock()
         self._perform(self._side.handle_timer(now))
+        if self._desk is not None:
+            self._desk.poll(now)
         self._log.tick(now)
         if self._side.fetches.reading:
             return Activity.READING
@@ -170,6 +176,8 @@ class DecodeCoordinator:
                 worker.close()
         finally:
             self._client.close()
+            if self._desk is not None:
+                self._desk.close()
             self._end_everything(f"the engine has ended: {cause}" if cause else "the engine is closed")
 
     def _end_everything(self, text: str) -> None:

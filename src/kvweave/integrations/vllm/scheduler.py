@@ -133,7 +133,7 @@ class SchedulerRole:
         settings = self._settings
         engine = DecodeEngine(
             layout, workers=links, engine_id=engine_name(DECODE), peers=settings.peers, keys=settings.keys,
-            observer=self._stats.count,
+            observer=self._stats.count, bind=settings.bind if settings.port and settings.roles == (DECODE,) else None,
         )  # fmt: skip
         self._engines.append(engine)
         return engine

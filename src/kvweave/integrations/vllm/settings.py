@@ -8,7 +8,8 @@
 In ``kv_connector_extra_config``:
 
 ==========================  ==========================================================================================
-``host``, ``port``          where decode engines reach this engine (127.0.0.1, and a free port)
+``host``, ``port``          where decode engines reach this engine (127.0.0.1, and a free port); a ``kv_consumer`` with
+                            a port describes itself there to ``kvweave check``
 ``advertise``               the host that they are told, when it is not ``host``
 ``peers``                   the other side's engines: ``host:port``, ``host`` or a network; loopback is always allowed
 ``keys``                    this engine's ``.key_secret`` file, see ``kvweave keys``; several machines should have keys
