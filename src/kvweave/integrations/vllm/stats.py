@@ -21,6 +21,9 @@ _COUNTERS = {
     "handshake_failures": "Handshakes that did not, by reason.",
     "peers_lost": "Prefill engines that were ready and are lost.",
     "malformed_messages": "Messages of peers that could not be read.",
+    "refused": "Claims, renewals and handshakes refused, by reason.",
+    "turned_away": "Connections that were not let in, by reason.",
+    "dropped_messages": "Messages of peers that sent more than can be handled.",
 }
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _POWERS = tuple(float(2**exponent) for exponent in range(10, 36, 2))
