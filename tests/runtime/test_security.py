@@ -6,9 +6,23 @@ import pytest
 
 from kvweave.errors import TransportError
 from kvweave.protocol.codec import decode, encode
-from kvweave.protocol.messages import EngineRole, HandshakeRefused, HandshakeReply, HandshakeRequest, RefusalReason
+from kvweave.protocol.messages import (
+    Acknowledge,
+    ChecksumRequest,
+    Claim,
+    EngineRole,
+    HandshakeRefused,
+    HandshakeReply,
+    HandshakeRequest,
+    Heartbeat,
+    Incompatible,
+    OfferKey,
+    Problem,
+    RefusalReason,
+    Renew,
+)
 from kvweave.runtime.addresses import PeerList
-from kvweave.runtime.control import ControlClient
+from kvweave.runtime.control import MOST_REQUEST_BYTES, ControlClient
 from kvweave.runtime.keys import CurveKeys, fingerprint
 from tests.runtime.keyring import PAIRS, keys_of
 from tests.runtime.pair import PATIENCE, TARGET_BLOCKS, Pair, joined, wait_until
@@ -63,3 +77,44 @@ def test_unknown_key_is_counted_on_the_prefill_side() -> None:
         with pytest.raises(TransportError, match="allowed_keys"):
             pair.decode.fetch(pair.offer(), TARGET_BLOCKS).result(PATIENCE)
         wait_until(lambda: pair.prefill.metrics().total("turned_away", "unknown_key") >= 1)
+
+
+LIES = {
+    "acknowledgements of an offer that another has": lambda offer: Acknowledge(offer, 0),
+    "a claim of an offer that another has": lambda offer: Claim(5, "prefill", offer),
+    "a renewal of an offer that another has": lambda offer: Renew(5, 1, "prefill", offer),
+    "heartbeats for offers that never were": lambda _: Heartbeat(tuple(OfferKey(f"r{n}", n) for n in range(1000))),
+    "requests for checksums": lambda offer: ChecksumRequest(5, offer, 0, 0, (0,), (1,)),
+    "mismatches without end": lambda _: Incompatible(
+        tuple(Problem("x" * 2000, "y", "z", "\n\x1b") for _ in range(100))
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_peer_with_a_key_that_lies_can_harm_nobody_else(lie: str) -> None:
+    liar = ControlClient(PeerList(), keys_of("other", "prefill"))
+    with joined(keys=BOTH) as pair:
+        held = pair.offer("held")
+        fetch = pair.decode.hold(held)
+        own_id = f"liar.{fingerprint(PAIRS['other'][0])}"
+        liar.send(pair.prefill.address, encode(HandshakeRequest(1, own_id, EngineRole.DECODE, 4096)))
+        for _ in range(300):
+            liar.send(pair.prefill.address, encode(LIES[lie](held.offer)))
+        liar.send(pair.prefill.address, b"KVWV\x00\x01" + bytes(100_000))
+        wait_until(lambda: (liar.receive(), pair.prefill.metrics().total("malformed_messages"))[1] == 1)
+        pair.decode.begin(fetch, held, TARGET_BLOCKS)
+        fetch.result(PATIENCE)
+        pair.decode.fetch(pair.offer("next"), TARGET_BLOCKS).result(PATIENCE)
+        assert pair.wrong_bytes() == 0
+    liar.close()
+
+
+def test_huge_message_ends_its_own_connection_only() -> None:
+    liar = ControlClient(PeerList(), keys_of("other", "prefill"))
+    with joined(keys=BOTH) as pair:
+        for _ in range(5):
+            liar.send(pair.prefill.address, bytes(MOST_REQUEST_BYTES + 1))
+            pair.decode.fetch(pair.offer(), TARGET_BLOCKS).result(PATIENCE)
+        assert pair.prefill.metrics().total("malformed_messages") == 0
+    liar.close()
