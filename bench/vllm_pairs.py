@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from tests.e2e.vllm.contenders import KVWEAVE, NIXL
 from tests.e2e.vllm.models import served_model
-from tests.e2e.vllm.servers import Deployment, Progress, Server, deploy, free_port, kvweave, running
+from tests.e2e.vllm.pairs import Place
+from tests.e2e.vllm.servers import Deployment, Progress, Server, ServerFailed, free_port, running
 
-OURS, INCUMBENT = "kvweave", "NixlConnector"
+READY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,35 +25,42 @@ class Pair:
     decode: Server
 
 
-def nixl(role: str) -> dict[str, Any]:
-    """The incumbent's configuration, over UCX and with its blocks in host memory."""
-    return {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
-
-
 @contextmanager
-def both_pairs(model: str, folder: Path, shapes: Sequence[str], progress: Progress) -> Iterator[list[Pair]]:
-    """Four servers, started side by side; ``shapes`` are those of the prefill and of the decode servers."""
+def both_pairs(
+    model: str, folder: Path, shapes: Sequence[str], named: bool, progress: Progress
+) -> Iterator[list[Pair]]:
+    """Four servers, started side by side; ``shapes`` are those of the prefill and of the decode servers.
+
+    ``named``: our decode server's configuration names its peer, so that the handshake is over before the first request.
+    NixlConnector has no such setting.
+    """
     made = served_model(model, folder / "models")
+    places = [Place(side, shape) for side, shape in zip(("prefill", "decode"), shapes, strict=True)]
     deployments = [
-        *_pair(OURS, model, made, shapes, kvweave("kv_producer"), kvweave("kv_consumer")),
-        *_pair(INCUMBENT, model, made, shapes, nixl("kv_both"), nixl("kv_both")),
+        contender.deployment(model, made, place, folder / "records")
+        for contender in (KVWEAVE, NIXL)
+        for place in places
     ]
+    if named:
+        address = f"127.0.0.1:{free_port()}"
+        deployments[0] = _with_settings(deployments[0], port=int(address.rpartition(":")[2]))
+        deployments[1] = _with_settings(deployments[1], peers=[address])
     with running(deployments, folder / "logs", progress) as servers:
-        yield [Pair(OURS, *servers[:2]), Pair(INCUMBENT, *servers[2:])]
+        if named:
+            _wait_until_ready(servers[1])
+        yield [Pair(KVWEAVE.name, *servers[:2]), Pair(NIXL.name, *servers[2:])]
 
 
-def _pair(
-    name: str, model: str, made: Path, shapes: Sequence[str], *connectors: Mapping[str, Any]
-) -> Iterator[Deployment]:
-    for side, shape, connector in zip(("prefill", "decode"), shapes, connectors, strict=True):
-        deployment = deploy(f"{name} {side}", model, made, shape, connector)
-        yield _with_port(deployment)
+def _with_settings(deployment: Deployment, **settings: object) -> Deployment:
+    connector = dict(deployment.connector or {})
+    connector["kv_connector_extra_config"] = connector.get("kv_connector_extra_config", {}) | settings
+    return replace(deployment, connector=connector)
 
 
-def _with_port(deployment: Deployment) -> Deployment:
-    """The incumbent's side channel listens on a fixed port unless it is told another."""
-    environment = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
-    return Deployment(
-        deployment.name, deployment.model, deployment.tp, deployment.pp, deployment.block_size, deployment.connector,
-        deployment.dtype, deployment.prefix_caching, deployment.arguments, environment,
-    )  # fmt: skip
+def _wait_until_ready(decode: Server) -> None:
+    """A named peer is asked every few seconds until it is there."""
+    deadline = time.monotonic() + READY_SECONDS
+    while "is ready" not in decode.log.read_text(errors="replace"):
+        if time.monotonic() > deadline:
+            raise ServerFailed(f"no handshake within {READY_SECONDS:g} s:\n{decode.tail()}")
+        time.sleep(0.5)

@@ -15,7 +15,7 @@ def refusal(text):
 
 def test_short_keys_state_shape_and_cache():
     assert parse_engine("tp=4,block=32,layout=NHD") == EngineDescription(
-        ParallelConfig(tp=4), CacheConfig(block_size=32, layout="NHD"), {}, states_num_blocks=False
+        ParallelConfig(tp=4), CacheConfig(block_size=32, layout="NHD"), {}, ("tp", "block_size", "layout")
     )
 
 

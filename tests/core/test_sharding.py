@@ -80,6 +80,18 @@ def test_arrays_that_context_parallelism_leaves_alone(spec: MLAAttentionSpec) ->
     assert token_share(spec.arrays()[0], ParallelConfig(tp=2, dcp=2), RankCoordinates()) == TokenShare()
 
 
+def test_compressed_entries_are_dealt_by_the_tokens_of_a_turn() -> None:
+    (latent,) = MLAAttentionSpec(8, tokens_per_state=4, dcp_sharded=True).arrays()
+    config = ParallelConfig(tp=2, dcp=2, interleave=8)
+    assert token_share(latent, config, RankCoordinates(tp=1)) == TokenShare(2, 1, 2)
+
+
+def test_a_turn_that_ends_inside_a_compressed_entry_is_refused() -> None:
+    (latent,) = MLAAttentionSpec(8, tokens_per_state=4, dcp_sharded=True).arrays()
+    with pytest.raises(LayoutError, match="interleave 6 is no multiple of the 4 tokens of an entry"):
+        token_share(latent, ParallelConfig(tp=2, dcp=2, interleave=6), RankCoordinates())
+
+
 def test_a_state_has_no_token_share() -> None:
     state = MambaSpec.mamba1(4, 1, 2, BFLOAT16, FLOAT32).arrays()[0]
     assert token_share(state, ParallelConfig(tp=2, dcp=2), RankCoordinates()) is None

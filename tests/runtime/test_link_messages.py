@@ -10,7 +10,7 @@ from kvweave.core.parallel import RankCoordinates
 from kvweave.errors import Mismatch, RemoteProtocolError, TransportError, TransportErrorKind
 from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads
 from kvweave.protocol.messages import RefusalReason
-from kvweave.runtime.events import Connected, NotConnected, ReadFailed, ReadsEnded, ReadStatistics
+from kvweave.runtime.events import Connected, NotConnected, PrepareReads, ReadFailed, ReadsEnded, ReadStatistics
 from kvweave.runtime.link_messages import (
     Adopt,
     Attend,
@@ -25,9 +25,11 @@ from tests.runtime.memory import ATTENTION
 
 LAYOUT = kw.EngineLayout.build(ATTENTION, kw.ParallelConfig(tp=2), kw.CacheConfig(num_blocks=4))
 STATISTICS = ReadStatistics({RankCoordinates(1, 0, 3): 70}, 4, 0.25, 0.5, {"window": (3, 9)})
+READS = PostReads(7, "host:1", {"full": (1, 2)}, {"full": (-1, 5)}, 3, 40, 9)
 COMMANDS = [
     DropPeer("host:1"),
-    PostReads(7, "host:1", {"full": (1, 2)}, {"full": (-1, 5)}, 3, 40, 9),
+    PrepareReads(READS),
+    READS,
     CancelReads(7),
     Attend(busy=True),
     End(),

@@ -15,10 +15,11 @@ from kvweave.cli.failure import KVWeaveGroup
 from kvweave.cli.keys_command import KEYS
 from kvweave.cli.models_command import MODELS
 from kvweave.cli.plan_command import PLAN
+from kvweave.cli.serve_command import SERVE
 from kvweave.cli.verify_command import VERIFY
 from kvweave.version import __version__
 
-COMMANDS = (DEMO, PLAN, VERIFY, CHECK, MODELS, KEYS)
+COMMANDS = (DEMO, SERVE, PLAN, VERIFY, CHECK, MODELS, KEYS)
 
 
 def main() -> None:

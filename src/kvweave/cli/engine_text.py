@@ -39,14 +39,19 @@ _ADDRESS = re.compile(r"(\w+://.*|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+)")
 class EngineDescription:
     """One engine as the user described it.
 
-    ``model_options`` are what it states about the model it runs: keywords of ``kvweave.models.load``.
-    ``states_num_blocks``: whether the number of blocks was stated.
+    ``model_options`` are what it states about the model it runs: keywords of ``kvweave.models.load``. ``stated`` are
+    the keys that were stated, by their long names.
     """
 
     parallel: ParallelConfig
     cache: CacheConfig
     model_options: Mapping[str, Any]
-    states_num_blocks: bool
+    stated: tuple[str, ...]
+
+    @property
+    def states_num_blocks(self) -> bool:
+        """Whether the number of blocks was stated."""
+        return "num_blocks" in self.stated
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +93,13 @@ def parse_engine(text: str) -> EngineDescription:
 def describe_engine(pairs: Iterable[tuple[str, object]]) -> EngineDescription:
     """The engine with these keys and values; values are text, or what YAML made of it."""
     owned: dict[str, dict[str, Any]] = {"parallel": {}, "cache": {}, "model": {}, "stated": {}}
+    names: list[str] = []
     for name, value in pairs:
         key = _find(name)
         if key.name in owned[key.owner]:
             raise ConfigurationError(f"{name}: stated twice; state it once")
         owned[key.owner][key.name] = key.read(key, value)
+        names.append(key.name)
     stated = {**owned["parallel"].pop("stated", {}), **owned["stated"]}
     parallel = ParallelConfig(**owned["parallel"], stated=stated)
     if parallel.ranks_per_engine > MOST_RANKS:
@@ -100,7 +107,7 @@ def describe_engine(pairs: Iterable[tuple[str, object]]) -> EngineDescription:
             f"tp*pp*pcp: {parallel.ranks_per_engine} ranks are more than {MOST_RANKS}; choose smaller sizes"
         )
     cache = CacheConfig(**owned["cache"])
-    return EngineDescription(parallel, cache, owned["model"], "num_blocks" in owned["cache"])
+    return EngineDescription(parallel, cache, owned["model"], tuple(names))
 
 
 def known_keys() -> str:
@@ -245,3 +252,6 @@ _KEYS = (
     _Key("conv_dtype", "conv_dtype", "model", _dtype),
     _Key("ssm_dtype", "ssm_dtype", "model", _dtype),
 )
+
+KEY_NAMES = tuple(key.name for key in _KEYS)
+"""All keys by their long names."""

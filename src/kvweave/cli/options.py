@@ -55,7 +55,7 @@ class Pair:
 
 def parse_pair(prefill: str, decode: str, prefill_model: str, decode_model: str) -> Pair:
     """Both engines from their texts; an error names the option that it is about."""
-    return Pair(_parse("--prefill", prefill), _parse("--decode", decode), (prefill_model, decode_model))
+    return Pair(parse_option("--prefill", prefill), parse_option("--decode", decode), (prefill_model, decode_model))
 
 
 def parse_rank(text: str) -> RankCoordinates:
@@ -111,7 +111,8 @@ def describe_engine(layout: EngineLayout) -> str:
     return ", ".join(words)
 
 
-def _parse(option: str, text: str) -> EngineDescription:
+def parse_option(option: str, text: str) -> EngineDescription:
+    """The engine of an option's text; an error names the option."""
     try:
         return parse_engine(text)
     except ConfigurationError as error:

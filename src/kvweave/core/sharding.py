@@ -44,12 +44,22 @@ def axis_interval(axis: Axis, part: str, parallel: ParallelConfig, tp_rank: int)
 
 
 def token_share(array: CacheArray, parallel: ParallelConfig, rank: RankCoordinates) -> TokenShare | None:
-    """Which entries ``rank`` holds; None for a state."""
+    """Which entries ``rank`` holds; None for a state.
+
+    dcp deals out tokens, and an entry lies on the rank of its last one (vLLM's ``CompressedSlotMappingKernel``), so
+    that a turn must be whole entries; raises ``LayoutError`` where it is not.
+    """
     if array.tokens is None:
         return None
     if parallel.dcp == 1 or not array.tokens.dcp_sharded:
         return TokenShare()
-    return TokenShare(parallel.dcp, parallel.dcp_rank(rank), parallel.interleave)
+    entries, rest = divmod(parallel.interleave, array.tokens.tokens_per_entry)
+    if rest:
+        raise LayoutError(
+            f"{array.part}: interleave {parallel.interleave} is no multiple of the {array.tokens.tokens_per_entry} "
+            "tokens of an entry; choose an interleave that is"
+        )
+    return TokenShare(parallel.dcp, parallel.dcp_rank(rank), entries)
 
 
 def _stated(axis: Axis, parallel: ParallelConfig, tp_rank: int) -> Interval | None:

@@ -91,6 +91,10 @@ class FetchBook:
         """How many fetches have reads that may not be terminal."""
         return len(self._reading)
 
+    def next_salt(self, address: str) -> int:
+        """A rotation per peer, one step a granted claim; engines begin at different replicas."""
+        return self._salts.get(address, self._first_salt)
+
     def state(self, number: int) -> FetchState | None:
         """Where a fetch stands; None when there is no record of it (never begun, or over)."""
         fetch = self._fetches.get(number)
@@ -345,8 +349,7 @@ class FetchBook:
         return tuple(Send(fetch.address, Acknowledge(fetch.reference.offer, rank)) for rank in ranks)
 
     def _salt(self, address: str) -> int:
-        """A rotation per peer, one step a request; engines begin at different replicas."""
-        salt = self._salts.get(address, self._first_salt)
+        salt = self.next_salt(address)
         self._salts[address] = salt + 1
         return salt
 

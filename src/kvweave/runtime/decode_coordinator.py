@@ -44,6 +44,7 @@ from kvweave.runtime.events import (
     Connected,
     DecodeLink,
     NotConnected,
+    PrepareReads,
     ReadFailed,
     ReadsEnded,
     WorkerCommand,
@@ -58,6 +59,9 @@ from kvweave.runtime.polling import Activity
 from kvweave.runtime.record import FetchRecord
 from kvweave.runtime.tracing import NoSpan, NoTracer, Span, Tracer
 from kvweave.runtime.workers import DecodeWorker
+
+MOST_PREPARED_BLOCKS = 1 << 17
+"""A reference comes from an API client: one that names more blocks than this is believed only once it is claimed."""
 
 logger = logging.getLogger("kvweave")
 
@@ -219,7 +223,7 @@ class DecodeCoordinator:
         if fetch.number not in self._records:
             span = self._span(order.reference)
             self._records[fetch.number] = FetchRecord(fetch, order.reference, self._layout, now, span)
-        self._records[fetch.number].begin(now)
+        self._records[fetch.number].begin(now, order)
         self._perform(self._side.fetch(now, fetch.number, order))
 
     def _span(self, reference: OfferReference) -> Span:
@@ -302,10 +306,24 @@ class DecodeCoordinator:
 
     def _send(self, effect: Send) -> None:
         message = effect.message
-        if isinstance(message, Claim) and message.claim in self._records:
-            self._records[message.claim].claimed_at = self._clock()
         if not self._client.send(str(effect.to), encode(message)):
             self._recorder.add("unsent_messages")
+        if isinstance(message, Claim) and message.claim in self._records:
+            record = self._records[message.claim]
+            record.claimed_at = self._clock()
+            if record.order is not None:
+                self._prepare(message.claim, record.order)
+
+    def _prepare(self, number: int, order: Order) -> None:
+        """Lets the ranks compute what they will read if the claim that was sent just now is granted."""
+        if sum(map(len, order.reference.tables.values())) > MOST_PREPARED_BLOCKS:
+            return
+        offered, salt = order.reference, self._side.fetches.next_salt(order.address)
+        reads = PostReads(
+            number, order.address, offered.tables, order.tables, order.start_token, offered.num_tokens, salt,
+            order.fenced,
+        )  # fmt: skip
+        self._command_workers(PrepareReads(reads))
 
     def _command_workers(self, command: WorkerCommand) -> None:
         if isinstance(command, PostReads) and command.fetch in self._records:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +22,7 @@ from kvweave.protocol.messages import RefusalReason
 from kvweave.runtime.events import (
     Connected,
     NotConnected,
+    PrepareReads,
     ReadFailed,
     ReadsEnded,
     ReadStatistics,
@@ -84,6 +86,10 @@ class _Post(_Wire, frozen=True, tag="post"):
     fenced: bool
 
 
+class _Prepare(_Post, frozen=True, tag="prepare"):
+    pass
+
+
 class _Cancel(_Wire, frozen=True, tag="cancel"):
     fetch: int
 
@@ -138,7 +144,7 @@ class _Ended(_Wire, frozen=True, tag="ended"):
     pass
 
 
-_AnyCommand = _Connect | _Drop | _Post | _Cancel | _Adopt | _Attend | _End
+_AnyCommand = _Connect | _Drop | _Prepare | _Post | _Cancel | _Adopt | _Attend | _End
 _AnyEvent = _Connected | _NotConnected | _ReadFailed | _ReadsEnded | _Ended
 _COMMANDS = msgspec.msgpack.Decoder(_AnyCommand)
 _EVENTS = msgspec.msgpack.Decoder(_AnyEvent)
@@ -160,6 +166,8 @@ def decode_command(data: bytes) -> LinkCommand:
             return ConnectPeer(wire.address, wire.attempt, decode_layout(wire.layout), wire.agents)
         case _Drop():
             return DropPeer(wire.address)
+        case _Prepare():
+            return PrepareReads(PostReads(*msgspec.structs.astuple(wire)))
         case _Post():
             return PostReads(*msgspec.structs.astuple(wire))
         case _Cancel():
@@ -206,11 +214,10 @@ def _command_wire(command: LinkCommand) -> _Wire:
             return _Connect(address, attempt, encode_layout(layout), agents)
         case DropPeer(address):
             return _Drop(address)
+        case PrepareReads(reads):
+            return _Prepare(*_reads_wire(reads))
         case PostReads():
-            return _Post(
-                command.fetch, command.address, _tables(command.source_tables), _tables(command.target_tables),
-                command.start_token, command.num_tokens, command.salt, command.fenced,
-            )  # fmt: skip
+            return _Post(*_reads_wire(command))
         case CancelReads(fetch):
             return _Cancel(fetch)
         case Adopt(rank, layout):
@@ -239,6 +246,13 @@ def _event_wire(event: LinkEvent) -> _Wire:
             )  # fmt: skip
         case Ended():
             return _Ended()
+
+
+def _reads_wire(reads: PostReads) -> tuple[Any, ...]:
+    return (
+        reads.fetch, reads.address, _tables(reads.source_tables), _tables(reads.target_tables), reads.start_token,
+        reads.num_tokens, reads.salt, reads.fenced,
+    )  # fmt: skip
 
 
 def _tables(tables: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

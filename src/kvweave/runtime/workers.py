@@ -1,12 +1,14 @@
 """The workers: one per rank, each with a transport of its own. They move bytes and decide nothing.
 
 A prefill worker registers its memory and makes progress so that peers can read it. A decode worker plans once per peer
-for its own rank, computes a request's rows, posts its reads, and reports. Both are driven by the polling thread.
+for its own rank, computes a request's rows (while its claim is under way), posts its reads, and reports. Both are
+driven by the polling thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +25,7 @@ from kvweave.runtime.clock import Clock
 from kvweave.runtime.events import (
     Connected,
     NotConnected,
+    PrepareReads,
     ReadFailed,
     ReadsEnded,
     ReadStatistics,
@@ -34,6 +37,8 @@ from kvweave.transport.rows import ReadRows
 
 _MOST_ALLOWED = 4096
 """Fetches that may be allowed before their reads come; some never come."""
+_MOST_PREPARED = 64
+"""Fetches whose rows may be kept before their reads come; those of a refused claim never come."""
 
 
 class PrefillWorker:
@@ -87,6 +92,16 @@ class _Reads:
     tables: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A fetch's rows, cut up by where they come from; true as long as ``peer`` is connected."""
+
+    reads: PostReads
+    peer: _Peer
+    descriptors: RequestDescriptors
+    parts: tuple[tuple[str, ReadRows], ...]
+
+
 class DecodeWorker:
     """One decode rank, number ``rank`` of its engine. One thread calls it.
 
@@ -114,6 +129,7 @@ class DecodeWorker:
         self._reads: dict[int, _Reads] = {}
         self._fenced: dict[int, PostReads] = {}
         self._allowed: dict[int, None] = {}
+        self._prepared: dict[int, _Prepared] = {}
         self._events: list[WorkerEvent] = []
         if not registered:
             transport.register(self._own.regions)
@@ -130,6 +146,8 @@ class DecodeWorker:
                 self._connect(command)
             case DropPeer():
                 self._drop(command.address)
+            case PrepareReads(reads):
+                self._prepare(reads)
             case PostReads(fetch=fetch, fenced=True) if fetch not in self._allowed:
                 self._fenced[fetch] = command
             case PostReads():
@@ -228,21 +246,41 @@ class DecodeWorker:
             self._fail(command.fetch, FailureReason.PEER_LOST, f"{command.address} is not connected")
             return
         try:
-            descriptors = peer.plan.descriptors(
-                self._own, command.source_tables, command.target_tables, command.num_tokens, command.start_token,
-                command.salt,
-            )  # fmt: skip
-            for source, rows in descriptors.items():
-                for part in _parts(peer.memories[source], self._memories, rows):
-                    reads.handles.append(self._transport.read(peer.agents[source], part))
-                    if self.checks is not None:
-                        reads.rows.append((source, part))
+            prepared = self._prepared.pop(command.fetch, None)
+            if prepared is None or prepared.peer is not peer or prepared.reads != command:
+                prepared = self._rows(peer, command)
+            reads.handles += [self._transport.read(agent, part) for agent, part in prepared.parts]
+            if self.checks is not None:
+                sources = {agent: source for source, agent in peer.agents.items()}
+                reads.rows = [(sources[agent], part) for agent, part in prepared.parts]
         except BlockTableError as error:
             self._fail(command.fetch, FailureReason.BLOCK_TABLES, str(error))
         except KVWeaveError as error:
             self._fail(command.fetch, FailureReason.READ_FAILED, str(error))
         else:
-            reads.statistics = _statistics(descriptors, self._clock() - reads.started_at)
+            reads.statistics = _statistics(prepared.descriptors, self._clock() - reads.started_at)
+
+    def _prepare(self, reads: PostReads) -> None:
+        """Computes rows ahead; what is wrong with them is told by ``_post``, which computes them again."""
+        peer = self._peers.get(reads.address)
+        if peer is None:
+            return
+        with suppress(KVWeaveError):
+            self._prepared[reads.fetch] = self._rows(peer, reads)
+        while len(self._prepared) > _MOST_PREPARED:
+            del self._prepared[next(iter(self._prepared))]
+
+    def _rows(self, peer: _Peer, command: PostReads) -> _Prepared:
+        descriptors = peer.plan.descriptors(
+            self._own, command.source_tables, command.target_tables, command.num_tokens, command.start_token,
+            command.salt,
+        )  # fmt: skip
+        parts = [
+            (peer.agents[source], part)
+            for source, rows in descriptors.items()
+            for part in _parts(peer.memories[source], self._memories, rows)
+        ]
+        return _Prepared(command, peer, descriptors, tuple(parts))
 
     def _look_at_reads(self, fetch: int, reads: _Reads) -> None:
         for handle in reads.handles:

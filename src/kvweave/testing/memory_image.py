@@ -281,6 +281,7 @@ def _held(
         return HeldArray(group, part.array, buffer, bytes_at, part.elements, None, cache.speculative_blocks)
     dealt = (1, 0, 1)
     if tokens.dcp_sharded:
-        # Prefill context ranks are neighbours inside a tensor rank, and turns go round all of them.
-        dealt = (parallel.dcp, (rank.tp * parallel.pcp + rank.pcp) % parallel.dcp, parallel.interleave)
+        # Prefill context ranks are neighbours inside a tensor rank, and turns go round all of them, in whole entries.
+        turn = parallel.interleave // tokens.tokens_per_entry
+        dealt = (parallel.dcp, (rank.tp * parallel.pcp + rank.pcp) % parallel.dcp, turn)
     return HeldArray(group, part.array, buffer, bytes_at, part.elements, dealt, 0)

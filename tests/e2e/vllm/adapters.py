@@ -8,7 +8,7 @@ from pathlib import Path
 RANK = 8
 
 
-def random_adapter(model: Path, folder: Path) -> Path:
+def random_adapter(model: Path, folder: Path, seed: int = 3) -> Path:
     """Saves an adapter of the query and value projections to ``folder``; returns it."""
     import torch
     from safetensors.torch import save_file
@@ -16,7 +16,7 @@ def random_adapter(model: Path, folder: Path) -> Path:
     config = json.loads((model / "config.json").read_text())
     heads, key_heads, size = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
     widths = {"q_proj": heads * size, "v_proj": key_heads * size}
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(seed)
     weights = {}
     for layer in range(config["num_hidden_layers"]):
         for name, width in widths.items():

@@ -16,7 +16,10 @@ REFERENCE_SALT = "reference"
 
 @dataclass(frozen=True)
 class Difference:
-    """One prompt whose tokens differ: from ``place`` on, or because of ``error``. A tie is no fault."""
+    """One prompt whose tokens differ: from ``place`` on, or because of ``error``. A tie is no fault.
+
+    ``status`` is HTTP's, 0 where nobody answered.
+    """
 
     prompt_tokens: int
     place: int
@@ -24,6 +27,7 @@ class Difference:
     got: tuple[int, ...]
     tie: bool = False
     error: str = ""
+    status: int = 200
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ def compare(prompts: Sequence[Sequence[int]], wanted: Sequence[Answer], got: Seq
     for prompt, one, other in zip(prompts, wanted, got, strict=True):
         if other.status != 200 or one.status != 200:
             error = f"HTTP {one.status} / {other.status}: {one.error or other.error}"
-            found.append(Difference(len(prompt), 0, one.tokens, other.tokens, error=error[:500]))
+            status = other.status if one.status == 200 else one.status
+            found.append(Difference(len(prompt), 0, one.tokens, other.tokens, error=error[:500], status=status))
         elif one.tokens != other.tokens:
             place = first_difference(one.tokens, other.tokens)
             found.append(Difference(len(prompt), place, one.tokens, other.tokens, is_tie(one, place)))

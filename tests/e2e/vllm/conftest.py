@@ -33,10 +33,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llama_pair(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     """A prefill and a decode server; a failed load is computed at the decode side."""
     folder = served_model("llama", models)
+    every = ("--enable-prompt-embeds", "--scheduling-policy", "priority")
     small = ("--num-gpu-blocks-override", "40", "--max-model-len", "1024")
     pair: list[Deployment] = [
-        deploy("prefill", "llama", folder, "tp=1,block=64", kvweave("kv_producer", kv_lease_duration=20)),
-        deploy("decode", "llama", folder, "tp=1,block=32", kvweave("kv_consumer", "recompute"), small),
+        deploy("prefill", "llama", folder, "tp=1,block=64", kvweave("kv_producer", kv_lease_duration=20), every),
+        deploy("decode", "llama", folder, "tp=1,block=32", kvweave("kv_consumer", "recompute"), (*every, *small)),
     ]
     with running(pair, tmp_path_factory.mktemp("logs")) as servers:
         yield servers

@@ -87,13 +87,14 @@ def recording(role: str, folder: Path, policy: str = "fail", **extra: object) ->
     }  # fmt: skip
 
 
-def check_bytes(model: str, prefill: str, decode: str, folder: Path) -> BytesReport:
+def check_bytes(model: str, prefill: str, decode: str, folder: Path, models: Path | None = None) -> BytesReport:
     """Starts a pair of servers of these shapes (``tp=2``) and compares the bytes of everything that they transfer.
 
-    ``model`` is one of ``models.MODELS`` with MLA, gated delta nets or plain attention.
+    ``model`` is one of ``models.MODELS`` with MLA, gated delta nets or plain attention; ``models`` is where tiny models
+    are kept.
     """
     stated = os.environ.get("KVWEAVE_E2E_MODELS")
-    served = served_model(model, Path(stated) if stated else folder / "models")
+    served = served_model(model, models or (Path(stated) if stated else folder / "models"))
     records = folder / f"records {model} {prefill} {decode}"
     shutil.rmtree(records, ignore_errors=True)
     with running(_pair(model, served, prefill, decode, records), folder / f"bytes {model} {prefill} {decode}") as pair:
@@ -130,7 +131,7 @@ def _differences(
     name: str, rank: str, piece: Piece, wanted: Any, candidates: Sequence[Any], first: int
 ) -> Iterator[Wrong]:
     """The bytes that differ from the replica that is most like them; a piece is read whole from one replica."""
-    unequal = [wanted != other if other.shape == wanted.shape else wanted == wanted for other in candidates]
+    unequal = [wanted != other for other in candidates if other.shape == wanted.shape]
     closest = min(unequal, key=np.count_nonzero, default=np.ones(wanted.shape, dtype=bool))
     for place in np.flatnonzero(closest.any(axis=1)).tolist():
         token = None if piece.is_state else first + place

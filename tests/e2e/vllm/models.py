@@ -1,4 +1,4 @@
-"""Tiny random models that vLLM's CPU backend runs, one per kind of cache.
+"""Tiny random models that vLLM's CPU backend runs, one per kind of cache, and a small real one.
 
 Its attention wants head sizes from 32 on, so some of the embedded engine's families are a little wider here.
 """
@@ -15,7 +15,7 @@ from kvweave.engines.hf.families import FAMILIES
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A family with changed values, and what vLLM needs to run it on a CPU.
+    """A family (or ``SMOLLM2``) with changed values, and what vLLM needs to run it on a CPU.
 
     ``repeatable`` says whether one server's tokens are the same from run to run.
     """
@@ -29,6 +29,9 @@ class ServedModel:
     arguments: tuple[str, ...] = ()
 
 
+SMOLLM2 = "smollm2"
+"""Not a family: the real model of ``kvweave demo``, with three KV heads."""
+
 _GATED = {"head_dim": 64, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 64}
 _WIDE = {"hidden_size": 256, "mamba_d_head": 64}
@@ -38,6 +41,7 @@ MODELS: Mapping[str, ServedModel] = {
     "llama-tuned": ServedModel("llama", seed=21),
     "llama-2heads": ServedModel("llama", {"num_key_value_heads": 2}),
     "llama-1head": ServedModel("llama-mqa"),
+    "smollm2": ServedModel(SMOLLM2),
     "gemma3": ServedModel("gemma3", {"sliding_window": 128}),
     "gpt-oss": ServedModel("gpt-oss", {"sliding_window": 128}),
     "granite-4": ServedModel("granite-4", _WIDE, prefix_caching=False),
@@ -51,9 +55,12 @@ MODELS: Mapping[str, ServedModel] = {
 
 def served_model(name: str, folder: Path) -> Path:
     """The model's folder below ``folder``, made if it is not there."""
+    from kvweave.engines.hf.model_source import model_folder
     from kvweave.engines.hf.tiny import save_random_model
 
     chosen = MODELS[name]
+    if chosen.family == SMOLLM2:
+        return model_folder(SMOLLM2)
     family = FAMILIES[chosen.family]
     target = folder / name
     if not (target / "config.json").exists():

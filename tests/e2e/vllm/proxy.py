@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -25,8 +26,10 @@ class Answer:
     raw: Any = None
 
 
-def complete(url: str, prompt: Sequence[int], max_tokens: int, **fields: object) -> Answer:
-    """One greedy completion of a prompt given as token ids."""
+def complete(
+    url: str, prompt: Sequence[int], max_tokens: int, *, seconds: float = REQUEST_SECONDS, **fields: object
+) -> Answer:
+    """One greedy completion of a prompt given as token ids; status 0 where nobody answers within ``seconds``."""
     body = {
         "model": "model", "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True,
         "return_token_ids": True, "stream": False,
@@ -35,21 +38,23 @@ def complete(url: str, prompt: Sequence[int], max_tokens: int, **fields: object)
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as reply:
+        with urllib.request.urlopen(request, timeout=seconds) as reply:
             raw = json.loads(reply.read())
     except urllib.error.HTTPError as error:
         return Answer(error.code, error=error.read().decode(errors="replace")[:2000])
+    except (OSError, http.client.HTTPException) as error:
+        return Answer(0, error=f"no answer: {error}")
     choice = raw["choices"][0]
     return Answer(200, tuple(choice["token_ids"] or ()), choice["text"], raw.get("kv_transfer_params"), "", raw)
 
 
-def prefill(url: str, prompt: Sequence[int], **fields: object) -> Answer:
+def prefill(url: str, prompt: Sequence[int], **fields: Any) -> Answer:
     """Asks a prefill server for an offer of the prompt."""
     params = {"do_remote_decode": True, "do_remote_prefill": False}
     return complete(url, prompt, 1, kv_transfer_params=params, **fields)
 
 
-def through(prefill_url: str, decode_url: str, prompt: Sequence[int], max_tokens: int, **fields: object) -> Answer:
+def through(prefill_url: str, decode_url: str, prompt: Sequence[int], max_tokens: int, **fields: Any) -> Answer:
     """One request the way a proxy sends it: first to the prefill server, then with its answer to the decode server."""
     offered = prefill(prefill_url, prompt, **fields)
     if offered.status != 200:

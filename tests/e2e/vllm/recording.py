@@ -5,8 +5,8 @@ In vLLM's order of steps (``Scheduler.update_from_output``, ``KVConnectorModelRu
     offer      the prompt's last step is over; request_finished_all_groups; the next step's build_connector_meta;
                bind_connector_metadata on every worker: SAVED. vLLM frees the blocks after a later step's report at the
                earliest, whatever a decode engine has done by then.
-    delivery   build_connector_meta says that a load has ended; bind_connector_metadata: SAVED; this step's report makes
-               vLLM take the request up, so that the next step is the first one to compute it and to write its blocks.
+    delivery   update_connector_output says that a load has ended, and vLLM takes the request up; the next step is the
+               first one to compute it; its bind_connector_metadata: SAVED, before anything is written into its blocks.
 
 What is saved are rows of the live tensors, by the block ids that vLLM's scheduler gave, and vLLM's own facts about
 them. Nothing here asks kvweave what lies where.
@@ -60,7 +60,7 @@ class RecordingConnector(KVWeaveConnector):  # type: ignore[misc]
         self._folder = Path(vllm_config.kv_transfer_config.kv_connector_extra_config[FOLDER])
         self._computed: dict[str, int] = {}
         self._loading: dict[str, Moment] = {}
-        self._offered: list[Moment] = []
+        self._due: list[Moment] = []
         self._tensors: dict[str, Any] = {}
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -80,14 +80,19 @@ class RecordingConnector(KVWeaveConnector):  # type: ignore[misc]
         held, params = super().request_finished_all_groups(request, block_ids)
         if held and params is not None:
             stop = request.num_computed_tokens
-            self._offered.append(_moment("offer", params["remote_request_id"], block_ids, request, 0, stop))
+            self._due.append(_moment("offer", params["remote_request_id"], block_ids, request, 0, stop))
         return held, params
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        super().update_connector_output(connector_output)
+        for name in connector_output.finished_recving or ():
+            moment = self._loading.pop(name, None)
+            if moment is not None and name not in connector_output.failed_recving:
+                self._due.append(moment)
 
     def build_connector_meta(self, scheduler_output: Any) -> Watched:
         finished = super().build_connector_meta(scheduler_output)
-        ended = {name: self._loading.pop(name) for name in finished.loaded if name in self._loading}
-        loaded = [moment for name, moment in ended.items() if name not in finished.failed]
-        moments, self._offered = (*self._offered, *loaded), []
+        moments, self._due = tuple(self._due), []
         return Watched(**{field.name: getattr(finished, field.name) for field in fields(Finished)}, moments=moments)
 
     def register_kv_caches(self, kv_caches: Any) -> None:

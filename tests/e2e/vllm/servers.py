@@ -129,7 +129,11 @@ class Server:
 
 
 class ServerFailed(RuntimeError):
-    """A server did not start, or died; the message ends with its log."""
+    """A server did not start, or died; the message ends with its log, ``log`` is all of it."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
 
 
 @contextmanager
@@ -167,7 +171,8 @@ def wait_healthy(server: Server, progress: Progress = print, seconds: float = ST
     while not server.healthy():
         passed = time.monotonic() - began
         if server.process.poll() is not None or passed > seconds:
-            raise ServerFailed(f"{server.deployment.name} after {passed:.0f} s ({server.log}):\n{server.tail()}")
+            message = f"{server.deployment.name} after {passed:.0f} s ({server.log}):\n{server.tail()}"
+            raise ServerFailed(message, server.log.read_text(errors="replace"))
         time.sleep(0.5)
     progress(f"{server.deployment.name} is up after {time.monotonic() - began:.0f} s at {server.url}")
 

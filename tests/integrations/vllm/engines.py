@@ -8,16 +8,20 @@ byte for byte and over the whole allocation, to one into which the same tokens w
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
-from vllm.v1.kv_cache_interface import CircularBufferSpec, KVCacheGroupSpec, MambaSpec, UniformTypeKVCacheSpecs
+from vllm.v1.core.kv_cache_utils import (
+    _project_kv_cache_groups_to_worker,
+    get_kv_cache_config_from_groups,
+    get_kv_cache_groups,
+)
+from vllm.v1.kv_cache_interface import CircularBufferSpec, KVCacheGroupSpec, MambaSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
@@ -27,11 +31,14 @@ from kvweave.core.layout import EngineLayout
 from kvweave.core.parallel import ParallelConfig, RankCoordinates
 from kvweave.integrations.vllm.block_ids import BlockIds
 from kvweave.integrations.vllm.engine import join_ranks
+from kvweave.integrations.vllm.layer_facts import layer_specs
 from kvweave.integrations.vllm.layout import Worker, describe_rank
 from kvweave.integrations.vllm.whole_model import WholeModel
-from tests.integrations.vllm.layers import WINDOWED, Layer, Side
+from tests.integrations.vllm.layers import Layer, Side
 
 Model = Mapping[str, Layer]
+SOURCE_UNWRITTEN, TARGET_UNWRITTEN = 0x55, 0x2A
+"""Bytes of fresh memory, not the same on both sides: padding or a neighbour's slot that is copied is seen."""
 
 
 @dataclass
@@ -86,10 +93,13 @@ class Engine:
     def write(self, block_ids: list[Any], tokens: Any, num_tokens: int) -> None:
         """The labels of these tokens, on every rank."""
         for rank, tensors in enumerate(self.tensors):
-            for number, group in enumerate(self.configs[rank // self.side.tp].kv_cache_groups):
+            config = self.configs[rank // self.side.tp]
+            specs = layer_specs(config)
+            for number, group in enumerate(config.kv_cache_groups):
                 for name in group.layer_names:
+                    side = replace(self.side, block_size=specs[name].block_size)
                     whole = self.model[name].whole(num_tokens, seed=sum(name.encode()))
-                    self.model[name].write(tensors[name], self.side, rank, block_ids[number], tokens, whole)
+                    self.model[name].write(tensors[name], side, rank, block_ids[number], tokens, whole)
 
     def memory(self, rank: int) -> torch.Tensor:
         tensor = next(iter(self.tensors[rank].values()))
@@ -99,21 +109,15 @@ class Engine:
         return BlockIds.of(self.configs[0]).tables(block_ids, num_tokens)
 
     def _groups(self) -> list[KVCacheGroupSpec]:
-        specs = {name: layer.spec(self.side, 0) for name, layer in self.model.items()}
-        return get_kv_cache_groups(self._vllm_config(), specs)
+        return get_kv_cache_groups(self._vllm_config(), self._specs(self.model))
+
+    def _specs(self, names: Iterable[str]) -> dict[str, Any]:
+        return {name: self.model[name].spec(self.side, 0) for name in names}
 
     def _config(self, groups: list[KVCacheGroupSpec], stage: Interval) -> Any:
-        mine = [self._on_stage(group, stage) for group in groups]
+        names = [name for name in self.model if self.whole.decoder_index(name) in range(stage.start, stage.stop)]
+        mine = _project_kv_cache_groups_to_worker(groups, self._specs(names))
         return get_kv_cache_config_from_groups(self._vllm_config(), mine, available_memory=1 << 40)
-
-    def _on_stage(self, group: KVCacheGroupSpec, stage: Interval) -> KVCacheGroupSpec:
-        names = [name for name in group.layer_names if self.whole.decoder_index(name) in range(stage.start, stage.stop)]
-        spec = group.kv_cache_spec
-        if isinstance(spec, UniformTypeKVCacheSpecs):
-            spec = UniformTypeKVCacheSpecs(
-                block_size=spec.block_size, kv_cache_specs={name: spec.kv_cache_specs[name] for name in names}
-            )
-        return KVCacheGroupSpec(names, spec)
 
     def _intervals(self) -> list[Interval]:
         counts = self.stages or (self.whole.num_layers,)
@@ -137,7 +141,7 @@ class Engine:
         return SimpleNamespace(
             cache_config=cache, speculative_config=None, model_config=None,
             attention_config=SimpleNamespace(hisparse_config=None),
-            scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+            scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=not self.side.hybrid_manager),
             parallel_config=SimpleNamespace(decode_context_parallel_size=self.side.dcp),
         )  # fmt: skip
 
@@ -147,6 +151,10 @@ def check_pair(
 ) -> None:
     """Moves a request and compares the whole target memory with one that was written in vLLM's own terms."""
     source, target = prefill.block_ids(num_tokens), decode.block_ids(num_tokens, 2, null_tokens)
+    wanted = Engine(decode.side, decode.model, decode.whole, decode.stages)
+    for engine, unwritten in ((prefill, SOURCE_UNWRITTEN), (decode, TARGET_UNWRITTEN), (wanted, TARGET_UNWRITTEN)):
+        for rank in range(len(engine.tensors)):
+            engine.memory(rank).fill_(unwritten)
     prefill.write(source, np.arange(num_tokens), num_tokens)
     plan = kw.plan_transfer(prefill.layout, decode.layout)
     report = plan.verify()
@@ -158,12 +166,8 @@ def check_pair(
         for part in rows.values():
             for read, written, nbytes in zip(part.source_address, part.target_address, part.nbytes, strict=True):
                 ctypes.memmove(int(written), int(read), int(nbytes))
-    wanted = Engine(decode.side, decode.model, decode.whole, decode.stages)
     wanted.write(target, np.arange(start_token, num_tokens), num_tokens)
     for rank in range(len(decode.tensors)):
         wrong = int((decode.memory(rank) != wanted.memory(rank)).sum())
         assert not wrong, f"rank {rank}: {wrong} bytes differ from what vLLM would have written"
-        assert int(wanted.memory(rank).count_nonzero()), "nothing was written"
-
-
-__all__ = ["WINDOWED", "Engine", "check_pair"]
+        assert int((wanted.memory(rank) != TARGET_UNWRITTEN).sum()), "nothing was written"

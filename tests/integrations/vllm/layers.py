@@ -20,6 +20,7 @@ from vllm.v1 import kv_cache_interface as specs
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as MambaKind
 
 from kvweave.integrations.vllm.layer_facts import LayerFacts
+from tests.integrations.vllm.slots import state_slots, token_slots
 
 Tokens = Any
 WINDOWED = ("sliding_window", "attention_chunk_size")
@@ -40,19 +41,22 @@ class Side:
     isa: str | None = None
     conv_order: str = "SD"
     num_blocks: int = 24
+    hybrid_manager: bool = True
 
-    def slots(self, table: Any, tokens: Tokens, rank: int, block_size: int, dcp_sharded: bool = True) -> Any:
-        """Of these tokens the ones that a rank keeps, and their slots: block id x block size + place in the block."""
-        if self.dcp > 1 and dcp_sharded:
-            mine = tokens // self.interleave % self.dcp == rank % self.dcp
-            tokens = tokens[mine]
-            turn = self.interleave * self.dcp
-            local = tokens // turn * self.interleave + tokens % self.interleave
-        else:
-            local = tokens
-        blocks = np.asarray(table)[local // block_size]
-        there = blocks != 0
-        return tokens[there], (blocks * block_size + local % block_size)[there]
+    def slots(self, table: Any, tokens: Tokens, rank: int, block_size: int, dcp_sharded: bool) -> Any:
+        """Of these tokens the ones that a rank keeps in blocks of its own, and their slots, both as vLLM says."""
+        slots = token_slots(table, tokens, block_size, *self._context(rank, dcp_sharded))
+        there = slots >= block_size  # -1: another rank's; block 0 is vLLM's null block
+        return tokens[there], slots[there]
+
+    def entry_slots(self, table: Any, tokens: Tokens, rank: int, block_size: int, rate: int, dcp_sharded: bool) -> Any:
+        """Of these tokens the compressed entries that they complete, and their slots, both as vLLM says."""
+        slots = state_slots(table, tokens, block_size, rate, *self._context(rank, dcp_sharded))
+        there = slots >= block_size // rate
+        return tokens[there] // rate, slots[there]
+
+    def _context(self, rank: int, dcp_sharded: bool) -> tuple[int, int, int]:
+        return (self.dcp, rank % self.dcp, self.interleave) if dcp_sharded else (1, 0, 1)
 
 
 def labels(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -66,7 +70,7 @@ def labels(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tenso
 
 @dataclass(frozen=True)
 class Heads:
-    """Grouped-query attention: full, windowed or chunked by ``extra``."""
+    """Grouped-query attention: full, windowed or chunked by ``kind`` and ``extra``."""
 
     heads: int
     head_size: int = 32
@@ -75,9 +79,10 @@ class Heads:
     extra: dict[str, Any] = field(default_factory=dict)
     quantised_row: int | None = None
     padded: int | None = None
+    value_size: int | None = None
 
     def facts(self, side: Side) -> LayerFacts:
-        return LayerFacts(side.backend, side.isa)
+        return LayerFacts(side.backend, side.isa, attends_all=not set(WINDOWED) & set(self.extra))
 
     def spec(self, side: Side, rank: int) -> Any:
         local = max(1, self.heads // side.tp)
@@ -90,14 +95,15 @@ class Heads:
             values |= {"state_content_bytes": self.quantised_row, "kv_quant_mode": mode}
         return getattr(specs, self.kind)(
             block_size=side.block_size, num_kv_heads=local, head_size=self.head_size, dtype=self.dtype,
-            page_size_padded=self.padded, **values,
+            head_size_v=self.value_size, page_size_padded=self.padded, **values,
         )  # fmt: skip
 
     def whole(self, num_tokens: int, seed: int) -> Any:
         shape = (num_tokens, self.heads, self.head_size)
         if self.quantised_row is not None:
             return labels((num_tokens, self.heads, self.quantised_row), torch.uint8, seed)
-        return labels(shape, self.dtype, seed), labels(shape, self.dtype, seed + 1)
+        values = (*shape[:2], self.value_size or self.head_size)
+        return labels(shape, self.dtype, seed), labels(values, self.dtype, seed + 1)
 
     def held(self, side: Side, rank: int) -> slice:
         """vLLM's QKVParallelLinear: contiguous heads, or one that neighbours share."""
@@ -109,7 +115,7 @@ class Heads:
         return slice(head, head + 1)
 
     def write(self, tensor: Any, side: Side, rank: int, table: Any, tokens: Tokens, whole: Any) -> None:
-        tokens, slots = side.slots(table, tokens, rank, side.block_size)
+        tokens, slots = side.slots(table, tokens, rank, side.block_size, self.spec(side, rank).dcp_sharded)
         held = self.held(side, rank)
         block, place = torch.as_tensor(slots // tensor.shape[2]), torch.as_tensor(slots % tensor.shape[2])
         if self.quantised_row is not None:
@@ -124,7 +130,8 @@ class Heads:
             key_cache, value_cache = tensor.unbind(1)
             key_cache[block, place], value_cache[block, place] = key.flatten(1), value.flatten(1)
         else:
-            key_cache, value_cache = tensor.transpose(1, 2).split(self.head_size, dim=-1)
+            sizes = (self.head_size, self.value_size or self.head_size)
+            key_cache, value_cache = tensor.transpose(1, 2).split(sizes, dim=-1)
             key_cache[block, place], value_cache[block, place] = key, value
 
 
@@ -132,7 +139,8 @@ class Heads:
 class Latent:
     """One vector per entry: MLA, its quantised rows, indexer keys, DeepSeek V4's compressed and windowed caches.
 
-    ``values`` are the bytes of a row that lie before the scales of the page, None where a row is one piece.
+    ``values`` are the bytes of a row that lie before the scales of the page, None where a row is one piece; ``made`` is
+    the spec where a layer of vLLM has made it.
     """
 
     size: int
@@ -146,11 +154,14 @@ class Latent:
     cache_dtype: str | None = None
     alignment: int | None = None
     page_tokens: int | None = None
+    made: Any = None
 
     def facts(self, side: Side) -> LayerFacts:
         return LayerFacts(self.backend, None, self.page_tokens)
 
     def spec(self, side: Side, rank: int) -> Any:
+        if self.made is not None:
+            return self.made
         kind = specs.MLAAttentionSpec if self.window is None else specs.SlidingWindowMLASpec
         values: dict[str, Any] = {} if self.window is None else {"sliding_window": self.window}
         if self.cache_dtype is not None:
@@ -167,10 +178,11 @@ class Latent:
         return labels((num_tokens // self.rate, self.row or self.size), dtype, seed)
 
     def write(self, tensor: Any, side: Side, rank: int, table: Any, tokens: Tokens, whole: Any) -> None:
-        entries = np.unique(tokens // self.rate)
-        entries = entries[(entries + 1) * self.rate - 1 <= tokens[-1]] if len(tokens) else entries
-        per_block = (self.block_size or side.block_size) // self.rate
-        entries, slots = side.slots(table, entries, rank, per_block, self.window is None and self.rate == 1)
+        block_size, dcp_sharded = side.block_size, self.spec(side, rank).dcp_sharded
+        if self.rate == 1:
+            entries, slots = side.slots(table, tokens, rank, block_size, dcp_sharded)
+        else:
+            entries, slots = side.entry_slots(table, tokens, rank, block_size, self.rate, dcp_sharded)
         block, place = torch.as_tensor(slots // tensor.shape[2]), torch.as_tensor(slots % tensor.shape[2])
         if self.values is None:
             tensor.view(whole.dtype)[block, 0, place] = whole[entries]
@@ -266,17 +278,21 @@ class _Mamba:
 
 @dataclass(frozen=True)
 class Ring:
-    """The open group's ring: one block per request."""
+    """The open group's ring: one block per request. ``made`` is the spec where a layer of vLLM has made it."""
 
     rows: int
     size: int
     capacity: int = 8
     dtype: torch.dtype = torch.float32
+    backend: str = "KPOOL_TAIL"
+    made: Any = None
 
     def facts(self, side: Side) -> LayerFacts:
-        return LayerFacts("KPOOL_TAIL")
+        return LayerFacts(self.backend)
 
     def spec(self, side: Side, rank: int) -> Any:
+        if self.made is not None:
+            return self.made
         return specs.CircularBufferSpec(
             block_size=self.capacity, num_kv_heads=self.rows, head_size=self.size, head_size_v=0, dtype=self.dtype,
             dcp_sharded=False,

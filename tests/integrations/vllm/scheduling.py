@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiKVConnectorWorkerMetadata
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
@@ -33,6 +34,7 @@ from kvweave.transport.faults import Fault, FaultSource, no_faults, scripted_fau
 from kvweave.transport.memory import MemoryNetwork
 from tests.integrations.vllm.engines import Engine
 from tests.integrations.vllm.layers import Heads, Layer, Side
+from tests.integrations.vllm.offloading import HostStore
 from tests.integrations.vllm.pairs import whole_of
 
 SAMPLED = 7
@@ -65,8 +67,10 @@ class Instance:
     faults: FaultSource = no_faults
     services: list[RankService] = field(default_factory=list)
     metadata: list[Finished] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
     stats: KVWeaveStats = field(default_factory=KVWeaveStats)
     prefilled: dict[str, Any] = field(default_factory=dict)
+    store: HostStore | None = None
 
     def __post_init__(self) -> None:
         kv_cache_config = self.engine.configs[0]
@@ -90,7 +94,7 @@ class Instance:
             name = f"{self.role} {id(self)} {number}"
             service = RankService(name, description.rank, self.network.join(name, self.faults), roles)
             self.services.append(service)
-            handshakes[0, number] = RankHandshake(description, service.agent_data, service.endpoints)
+            handshakes[0, number] = RankHandshake(description, service.agent_data, service.endpoints, bool(self.beside))
         self.connector.set_xfer_handshake_metadata_pp_aware(handshakes)
 
     def close(self) -> None:
@@ -113,12 +117,15 @@ class Instance:
         """One step of the engine; the scheduler's output."""
         output = self.scheduler.schedule()
         finished = output.kv_connector_metadata
+        reports: dict[str, Any] = {}
+        brought: set[str] = set()
         if self.beside:
-            finished = finished.metadata[0]
+            finished, theirs, *_ = finished.metadata
+            reports, brought = self._offload(theirs)
         self.metadata.append(finished)
         connector = KVConnectorOutput(
-            finished_sending=set(finished.released), finished_recving=set(finished.loaded),
-            failed_recving=set(finished.failed),
+            finished_sending=set(finished.released), finished_recving=set(finished.failed) | brought,
+            failed_recving=set(finished.failed), **reports,
         )  # fmt: skip
         self._zero(output.new_block_ids_to_zero or ())
         for service in self.services:
@@ -137,6 +144,7 @@ class Instance:
                 kv_connector_output=connector,
             ),
         )
+        self.loaded += sorted(connector.finished_recving - connector.failed_recving)
         self._note_results()
         return output
 
@@ -174,6 +182,8 @@ class Instance:
 
     def reported(self, kind: str) -> list[str]:
         """All ids that were reported so far: ``released``, ``loaded`` or ``failed``."""
+        if kind == "loaded":
+            return self.loaded
         return [name for finished in self.metadata for name in sorted(getattr(finished, kind))]
 
     def wrong_bytes(self, name: str, start: int, stop: int) -> int:
@@ -181,6 +191,13 @@ class Instance:
         before = [self.engine.memory(rank).clone() for rank in range(len(self.engine.tensors))]
         self.engine.write(self.blocks_of(name), np.arange(start, stop), LABELLED_TOKENS)
         return sum(int((self.engine.memory(rank) != memory).sum()) for rank, memory in enumerate(before))
+
+    def _offload(self, theirs: Any) -> tuple[dict[str, Any], set[str]]:
+        """Lets the connector beside ours work, if it is vLLM's OffloadingConnector and its blocks have a place."""
+        if self.store is None:
+            return {}, set()
+        done, loaded = self.store.step(theirs)
+        return {"kv_connector_worker_meta": MultiKVConnectorWorkerMetadata((None, done))}, loaded
 
     def _note_results(self) -> None:
         for outputs in self.results.values():

@@ -10,12 +10,14 @@ import pytest
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, supports_hma
+from vllm.v1.outputs import KVConnectorOutput
 
 import kvweave.integrations.vllm as package
 from kvweave.errors import ConfigurationError, LocalProtocolError
 from kvweave.integrations.vllm.connector import KVWeaveConnector, _join_logging
 from kvweave.integrations.vllm.stats import KVWeaveStats
 from tests.integrations.vllm.scheduling import Two, prompt_of, two_instances
+from tests.runtime.pair import wait_until
 
 
 @pytest.fixture
@@ -27,9 +29,11 @@ def transfer_config(**changes: Any) -> Any:
     return KVTransferConfig(kv_connector="KVWeaveConnector", kv_role="kv_both", **changes)
 
 
-def test_found_by_its_module() -> None:
+def test_found_by_its_module_and_by_its_name_from_then_on(by_name: None) -> None:
     config = transfer_config(kv_connector_module_path="kvweave.integrations.vllm")
+    KVConnectorFactory._registry.pop("KVWeaveConnector", None)
     assert KVConnectorFactory.get_connector_class(config) is KVWeaveConnector
+    assert KVConnectorFactory.get_connector_class_by_name("KVWeaveConnector") is KVWeaveConnector
 
 
 def test_found_by_its_name_once_the_plugin_has_run(by_name: None) -> None:
@@ -41,6 +45,11 @@ def test_found_by_its_name_once_the_plugin_has_run(by_name: None) -> None:
 def test_the_package_has_nothing_else_to_offer() -> None:
     with pytest.raises(AttributeError, match="no attribute 'OtherConnector'"):
         package.OtherConnector  # noqa: B018
+
+
+def test_an_option_that_replaces_it_is_named() -> None:
+    with pytest.raises(AttributeError, match="--kv-offloading-size replaces kv_connector"):
+        package.OffloadingConnector  # noqa: B018
 
 
 def test_it_needs_no_layout_and_no_single_kind_of_cache() -> None:
@@ -60,14 +69,25 @@ def test_each_role_answers_for_itself_alone(two: Two) -> None:
 
 
 def test_a_worker_reports_what_a_step_tells_it(two: Two) -> None:
-    worker = KVWeaveConnector(two.decode.vllm_config, KVConnectorRole.WORKER, two.decode.engine.configs[0])
-    params = two.prefill.offer("prompt", list(range(10, 40)))
-    request = two.decode.request("wanted", list(range(10, 40)), 2, params=params)
+    worker = KVWeaveConnector(two.prefill.vllm_config, KVConnectorRole.WORKER, two.prefill.engine.configs[0])
+    request = two.transfer(prompt_of(30))
     two.decode.run_until(request.is_finished)
-    for finished in two.decode.metadata:
+    two.settle()
+    for finished in two.prefill.metadata:
         worker.bind_connector_metadata(finished)
         worker.start_load_kv(None)
-    assert worker.get_transfer_results(set()).finished_recving == {"wanted"}
+    assert worker.get_transfer_results(set()).finished_sending == {"wanted-prefill"}
+    assert worker.build_connector_worker_meta() is None
+
+
+def test_what_has_been_loaded_by_the_end_of_a_step_is_reported_with_it_once(two: Two) -> None:
+    two.transfer(prompt_of(30))
+    two.decode.step()
+    assert two.decode.metadata[-1].watched
+    reports = [KVConnectorOutput() for _ in range(2)]
+    wait_until(lambda: two.decode.connector.update_connector_output(reports[0]) or reports[0].finished_recving)
+    two.decode.connector.update_connector_output(reports[1])
+    assert [report.finished_recving for report in reports] == [{"wanted"}, None]
 
 
 def test_another_connectors_handshake_data_is_refused(two: Two) -> None:

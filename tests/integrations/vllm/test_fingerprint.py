@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from kvweave.integrations.vllm.fingerprint import fingerprint
+from kvweave.integrations.vllm.fingerprint import fingerprint, model_identity
 
 Weights = dict[str, np.ndarray]
 
@@ -84,3 +86,63 @@ def test_nothing_is_said_of_weights_that_are_not_here(model: str, monkeypatch: p
 
 def test_nothing_is_said_of_a_folder_without_weights(tmp_path: Path) -> None:
     assert fingerprint(tmp_path) == ""
+
+
+def config_of(model: Path, draft: Path | None = None, method: str = "draft_model", **changes: object) -> Any:
+    values = {"revision": None, "hf_config_path": None, "hf_overrides": {}, "quantization": None}
+    speculation = None
+    if draft is not None:
+        drafter = SimpleNamespace(model=str(draft), revision=None)
+        speculation = SimpleNamespace(method=method, draft_model_config=drafter)
+    named = SimpleNamespace(model=str(model), **values | changes)
+    return SimpleNamespace(model_config=named, speculative_config=speculation)
+
+
+def served(folder: Path, seed: int = 0, **config: object) -> Path:
+    saved(folder, weights(seed))
+    (folder / "config.json").write_text(json.dumps({"rope_theta": 1e4, "transformers_version": "5"} | config))
+    return folder
+
+
+def test_the_same_model_elsewhere_has_the_same_identity(tmp_path: Path) -> None:
+    one, other = served(tmp_path / "one"), served(tmp_path / "other", transformers_version="6")
+    assert model_identity(config_of(one)) == model_identity(config_of(other)) != ""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"hf_overrides": {"rope_theta": 1e6}}, {"quantization": "fp8"}, {"hf_overrides": served}],
+    ids=["overrides", "quantised", "a function"],
+)
+def test_the_same_weights_under_other_options(tmp_path: Path, changes: dict[str, object]) -> None:
+    folder = served(tmp_path / "model")
+    one, other = model_identity(config_of(folder)), model_identity(config_of(folder, **changes))
+    assert one.split(", ")[0] == other.split(", ")[0]
+    assert one != other
+
+
+def test_another_config_of_the_same_weights(tmp_path: Path) -> None:
+    one, other = served(tmp_path / "one"), served(tmp_path / "other", rope_theta=1e6)
+    assert model_identity(config_of(one)) != model_identity(config_of(other))
+
+
+def test_a_quantised_checkpoint_is_the_same_whatever_kernel_runs_it(tmp_path: Path) -> None:
+    folder = served(tmp_path / "model", quantization_config={"quant_method": "awq"})
+    kernels = [model_identity(config_of(folder, quantization=name)) for name in ("awq", "awq_marlin")]
+    assert kernels[0] == kernels[1]
+
+
+def test_a_draft_model_is_part_of_it(tmp_path: Path) -> None:
+    model, draft, tuned = (served(tmp_path / name, seed) for seed, name in enumerate(("model", "draft", "tuned")))
+    found = {model_identity(config_of(model, drafter)) for drafter in (None, draft, tuned)}
+    found.add(model_identity(config_of(model, draft, "eagle")))
+    assert len(found) == 4
+
+
+def test_a_drafter_without_a_cache_is_not(tmp_path: Path) -> None:
+    model = served(tmp_path / "model")
+    assert model_identity(config_of(model, model, "ngram")) == model_identity(config_of(model))
+
+
+def test_nothing_is_said_of_a_model_without_weights(tmp_path: Path) -> None:
+    assert model_identity(config_of(tmp_path)) == ""

@@ -10,6 +10,8 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend
 from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerBackend
 
+from kvweave.errors import ConfigurationError
+from kvweave.integrations.vllm.interior import choose_interior
 from kvweave.integrations.vllm.layer_facts import LayerFacts, conv_order, layer_specs, read_facts
 
 INDEXER = vllm_specs.MLAAttentionSpec(block_size=256, num_kv_heads=1, head_size=132, dtype=torch.uint8)
@@ -34,6 +36,17 @@ def test_the_pages_of_a_backend_that_keeps_scales_behind_them(monkeypatch: pytes
     assert (found.backend, found.page_tokens) == ("DEEPSEEK_V32_INDEXER", 64)
 
 
+@pytest.mark.parametrize("page_tokens", [1, 64])
+def test_rocm_keeps_indexer_keys_in_tiles_of_its_own(monkeypatch: pytest.MonkeyPatch, page_tokens: int) -> None:
+    monkeypatch.setattr("vllm.platforms.current_platform.is_rocm", lambda: True)
+    monkeypatch.setattr("vllm.v1.worker.utils.select_common_block_size", lambda *_: page_tokens)
+    found = facts_of(monkeypatch, INDEXER, backend=DeepseekV32IndexerBackend)
+    assert found.shuffled == (page_tokens > 1)
+    if found.shuffled:
+        with pytest.raises(ConfigurationError, match="DEEPSEEK_V32_INDEXER with shuffled values"):
+            choose_interior(NAME, INDEXER, found)
+
+
 def test_the_cpu_keeps_the_delta_nets_state_key_major(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = vllm_specs.MambaSpec(block_size=64, shapes=((3, 64), (2, 8, 16)), dtypes=(torch.float32,) * 2)
     assert facts_of(monkeypatch, spec, backend=GDNAttentionBackend).key_major
@@ -44,6 +57,22 @@ def test_the_cpu_keeps_the_delta_nets_state_key_major(monkeypatch: pytest.Monkey
 def test_a_layer_that_reads_anothers_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     found = facts_of(monkeypatch, ATTENTION, backend=CPUAttentionBackend, kv_sharing_target_layer_name="other")
     assert found.shares_with == "other"
+
+
+@pytest.mark.parametrize(
+    ("layer", "attends_all"),
+    [
+        ({"sliding_window": None}, True),
+        ({"sliding_window": 128}, False),
+        ({"sliding_window": None, "attention_chunk_size": 64}, False),
+        ({"window_size": 128}, False),
+    ],
+    ids=["full", "window", "chunk", "a cache that says it otherwise"],
+)
+def test_what_a_layer_attends_to_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, layer: dict[str, int | None], attends_all: bool
+) -> None:
+    assert facts_of(monkeypatch, ATTENTION, backend=CPUAttentionBackend, **layer).attends_all is attends_all
 
 
 def test_layers_of_a_uniform_group_keep_their_own_specs() -> None:

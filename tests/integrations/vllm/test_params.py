@@ -16,8 +16,8 @@ from kvweave.integrations.vllm.params import (
 )
 
 
-def request(params: Any) -> Any:
-    return SimpleNamespace(kv_transfer_params=params)
+def request(params: Any, resumable: bool = False) -> Any:
+    return SimpleNamespace(kv_transfer_params=params, resumable=resumable)
 
 
 @pytest.mark.parametrize("params", [None, {}, "text", [1], {"do_remote_decode": None, "do_remote_prefill": 0}], ids=str)
@@ -29,6 +29,11 @@ def test_nothing_is_asked_for(params: Any) -> None:
 def test_the_two_sides() -> None:
     assert asks_for_offer(request({"do_remote_decode": True, "do_remote_prefill": False}))
     assert names_offer(request({"do_remote_decode": False, "do_remote_prefill": True}))
+
+
+def test_a_session_whose_prompt_grows_asks_for_nothing() -> None:
+    assert not asks_for_offer(request({"do_remote_decode": True}, resumable=True))
+    assert not names_offer(request({"do_remote_prefill": True}, resumable=True))
 
 
 def test_a_taken_offer_is_not_named_again() -> None:

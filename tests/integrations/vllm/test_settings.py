@@ -10,13 +10,13 @@ import pytest
 from vllm.config import KVTransferConfig
 
 from kvweave.errors import ConfigurationError
-from kvweave.integrations.vllm.settings import DECODE, PREFILL, read_settings, refuse_rivals
+from kvweave.integrations.vllm.settings import DECODE, PREFILL, read_settings
 from kvweave.runtime.keys import make_key_files
 
 
-def config(role: str = "kv_producer", nodes: int = 1, index: int = 0, **extra: object) -> Any:
+def config(role: str = "kv_producer", index: int = 0, **extra: object) -> Any:
     transfer = KVTransferConfig(kv_connector="X", kv_role=role, engine_id="e", kv_connector_extra_config=extra)
-    parallel = SimpleNamespace(nnodes_within_dp=nodes, data_parallel_index=index)
+    parallel = SimpleNamespace(data_parallel_index=index)
     return SimpleNamespace(kv_transfer_config=transfer, parallel_config=parallel)
 
 
@@ -61,34 +61,20 @@ def test_a_wrong_value_is_named(key: str, value: object) -> None:
         read_settings(config(**{key: value}))
 
 
-@pytest.mark.parametrize("key", ["bidirectional_kv_xfer", "transfer_mode"])
-def test_what_cannot_be_done_is_refused_by_name(key: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{key}: True: .*; leave it out"):
-        read_settings(config(**{key: True}))
-
-
-def test_an_engine_over_several_machines_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="one engine over 2 machines"):
-        read_settings(config(nodes=2))
-
-
 def test_every_address_is_none_that_can_be_called() -> None:
     with pytest.raises(ConfigurationError, match="set advertise"):
         read_settings(config(host="0.0.0.0"))
     assert read_settings(config(host="0.0.0.0", advertise="node7")).bind == "0.0.0.0:0"
 
 
-@pytest.mark.parametrize("rival", ["NixlConnector", "NixlPullConnector", "NixlPushConnector"])
-def test_a_rival_beside_us_is_refused_by_name(rival: str) -> None:
-    children = [{"kv_connector": "KVWeaveConnector"}, {"kv_connector": rival}]
-    with pytest.raises(ConfigurationError, match=f"MultiConnector: {rival} stands beside KVWeaveConnector"):
-        refuse_rivals(config().kv_transfer_config, config(connectors=children))
+def test_a_misspelled_key_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    read_settings(config(peer=["10.0.0.7"], port=5600))
+    assert "peer: not known here; known are host, port, " in caplog.text
 
 
-def test_other_connectors_may_stand_beside_us() -> None:
-    children = [{"kv_connector": "KVWeaveConnector"}, {"kv_connector": "OffloadingConnector"}]
-    refuse_rivals(config().kv_transfer_config, config(connectors=children))
-    refuse_rivals(config().kv_transfer_config, None)
+def test_known_keys_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    read_settings(config(port=5600))
+    assert caplog.text == ""
 
 
 def test_keys_are_read_from_their_files(tmp_path: Path) -> None:

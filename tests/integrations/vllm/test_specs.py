@@ -69,6 +69,12 @@ def test_each_attention_spec_keeps_its_reach(spec: Any, kind: type) -> None:
     assert type(translate(spec, whole(4))) is kind
 
 
+@pytest.mark.parametrize("reach", [{"sliding_window": 128}, {"attention_chunk_size": 64}], ids=["window", "chunk"])
+def test_a_full_layer_in_a_group_of_merged_specs_stays_full(reach: dict[str, int]) -> None:
+    spec = vllm_specs.FullAttentionSpec(**ATTENTION, **reach)
+    assert type(translate(spec, whole(4), replace(ROWS, attends_all=True))) is kv.FullAttentionSpec
+
+
 def test_a_latent_is_one_vector_of_its_size() -> None:
     found = translate(vllm_specs.MLAAttentionSpec(**LATENT), whole(known=kv.MLAAttentionSpec(576)))
     assert (found.head_size, found.tokens_per_state, found.part) == (576, 1, "latent")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvweave.integrations.vllm.metadata import Finished
+from kvweave.integrations.vllm.metadata import Finished, Heard
 from kvweave.integrations.vllm.settings import Settings
 from kvweave.integrations.vllm.worker import WorkerRole, transport_name
 from kvweave.transport.memory import MemoryNetwork
@@ -16,9 +16,9 @@ def role() -> WorkerRole:
 
 def test_what_was_noted_is_reported_once() -> None:
     worker = role()
-    worker.note(Finished(frozenset({"sent"}), frozenset({"good", "bad"}), frozenset({"bad"})))
+    worker.note(Finished(frozenset({"sent"}), frozenset({"bad"})))
     results = worker.take_results()
-    assert (results.finished_sending, results.finished_recving) == ({"sent"}, {"good", "bad"})
+    assert (results.finished_sending, results.finished_recving) == ({"sent"}, {"bad"})
     assert results.failed_recving == {"bad"}
     assert worker.take_results().finished_recving == set()
 
@@ -28,6 +28,14 @@ def test_steps_between_two_reports_add_up() -> None:
     for name in ("one", "two"):
         worker.note(Finished(released=frozenset({name})))
     assert worker.take_results().finished_sending == {"one", "two"}
+
+
+def test_vllm_asks_the_scheduler_role_after_every_step_with_fetches_under_way() -> None:
+    worker = role()
+    worker.note(Finished(watched=True))
+    assert worker.answer() == Heard().aggregate(Heard())
+    worker.note(Finished())
+    assert worker.answer() is None
 
 
 def test_a_worker_without_tensors_ends_too() -> None:

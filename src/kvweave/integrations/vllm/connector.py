@@ -16,14 +16,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvweave.errors import LocalProtocolError
-from kvweave.integrations.vllm.metadata import Finished, RankHandshake
+from kvweave.integrations.vllm.metadata import Finished, Heard, RankHandshake
 from kvweave.integrations.vllm.offers import only_full_and_states
 from kvweave.integrations.vllm.params import is_offered
 from kvweave.integrations.vllm.scheduler import SchedulerRole
-from kvweave.integrations.vllm.settings import read_settings, refuse_rivals
+from kvweave.integrations.vllm.settings import read_settings
 from kvweave.integrations.vllm.stats import KVWeavePromMetrics, KVWeaveStats
+from kvweave.integrations.vllm.support import has_neighbours, refuse_unsupported
 from kvweave.integrations.vllm.version import require_known_version
 from kvweave.integrations.vllm.worker import WorkerRole
+from kvweave.transport.base import Transport
 
 
 class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -39,14 +41,24 @@ class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         require_known_version()
         super().__init__(vllm_config, role, kv_cache_config)
         _join_logging()
+        engine = get_current_vllm_config_or_none()
+        refuse_unsupported(vllm_config, engine)
         settings = read_settings(vllm_config)
-        refuse_rivals(vllm_config.kv_transfer_config, get_current_vllm_config_or_none())
         self._scheduler: SchedulerRole | None = None
         self._worker: WorkerRole | None = None
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerRole(vllm_config, kv_cache_config, settings)
         else:
-            self._worker = WorkerRole(vllm_config, kv_cache_config, settings, _nixl)
+            self._worker = WorkerRole(
+                vllm_config, kv_cache_config, settings, self.make_transport, has_neighbours(engine)
+            )
+
+    @staticmethod
+    def make_transport(name: str) -> Transport:
+        """One rank's transport: a worker has one of its own."""
+        from kvweave.transport.nixl import NixlTransport
+
+        return NixlTransport(name)
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
@@ -89,6 +101,12 @@ class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """See vLLM."""
         return self._in_scheduler.take_finished()
 
+    def update_connector_output(self, connector_output: Any) -> None:
+        """See vLLM; what has been loaded by now is reported here, a step before the workers could do it."""
+        loaded = self._in_scheduler.take_loaded()
+        if loaded:
+            connector_output.finished_recving = loaded | (connector_output.finished_recving or set())
+
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -120,6 +138,10 @@ class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         metadata = self._get_connector_metadata()
         if isinstance(metadata, Finished):
             self._in_worker.note(metadata)
+
+    def build_connector_worker_meta(self) -> Heard | None:
+        """See vLLM."""
+        return self._in_worker.answer()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """See vLLM."""
@@ -169,12 +191,6 @@ class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._worker is None:
             raise LocalProtocolError("connector: a scheduler's connector was asked what only a worker's knows")
         return self._worker
-
-
-def _nixl(name: str) -> Any:
-    from kvweave.transport.nixl import NixlTransport
-
-    return NixlTransport(name)
 
 
 def _join_logging() -> None:

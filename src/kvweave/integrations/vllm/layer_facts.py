@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvweave.integrations.vllm.version import DEEPSEEK_V4_BACKENDS, INDEXER_BACKENDS, KEY_MAJOR_BACKENDS
+from kvweave.integrations.vllm.version import (
+    DEEPSEEK_V4_BACKENDS,
+    INDEXER_BACKENDS,
+    KEY_MAJOR_BACKENDS,
+    ROCM_TILED_INDEXERS,
+)
 
 CONV_ORDERS = ("SD", "DS")
 
@@ -18,7 +23,9 @@ class LayerFacts:
     ``page_tokens`` is known where a page's interior depends on it (values, then scales). ``shares_with`` names the
     layer whose cache this one reads (vLLM's ``kv_sharing_target_layer_name``): it keeps nothing of its own.
     ``shuffled`` says that values of a page lie in an order of the kernel's own, ``key_major`` that a recurrent state
-    lies as (head, key, value) whatever its shape says.
+    lies as (head, key, value) whatever its shape says. ``attends_all`` says that the layer has neither window nor
+    chunk, also where its spec names one: without the hybrid manager vLLM merges the layers' specs
+    (``FullAttentionSpec.merge``).
     """
 
     backend: str
@@ -27,6 +34,7 @@ class LayerFacts:
     shares_with: str | None = None
     shuffled: bool = False
     key_major: bool = False
+    attends_all: bool = False
 
 
 def read_facts(vllm_config: Any, kv_cache_config: Any) -> Mapping[str, LayerFacts]:
@@ -63,14 +71,22 @@ def _facts(layer: Any, spec: Any) -> LayerFacts:
     from vllm.platforms import current_platform
 
     backend = layer.get_attn_backend()
+    name, page_tokens = str(backend.get_name()), _page_tokens(backend, spec)
+    tiled = current_platform.is_rocm() and name in ROCM_TILED_INDEXERS and page_tokens != 1
     return LayerFacts(
-        str(backend.get_name()),
+        name,
         getattr(layer, "isa", None),
-        _page_tokens(backend, spec),
+        page_tokens,
         getattr(layer, "kv_sharing_target_layer_name", None),
-        bool(getattr(layer, "uses_shuffled_layout", False)),
-        current_platform.is_cpu() and backend.get_name() in KEY_MAJOR_BACKENDS,
+        tiled or bool(getattr(layer, "uses_shuffled_layout", False)),
+        current_platform.is_cpu() and name in KEY_MAJOR_BACKENDS,
+        _attends_all(layer),
     )
+
+
+def _attends_all(layer: Any) -> bool:
+    """vLLM's ``Attention`` says its window, its subclass for chunks also these; other layers' specs are their own."""
+    return getattr(layer, "sliding_window", 0) is None and getattr(layer, "attention_chunk_size", None) is None
 
 
 def _page_tokens(backend: Any, spec: Any) -> int | None:

@@ -2,7 +2,7 @@
 
 ::
 
-    arrives -> queued (heartbeats keep the offer) -> loading -> reported to the workers -> over
+    arrives -> queued (heartbeats keep the offer) -> loading -> reported -> over
                   |- nothing is missing here, or it ends unscheduled: the offer is given back unread
 
 Rules:
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,15 +56,6 @@ class Begun:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Loads that have ended, by request: ``failed`` ones, and blocks of others that must never be a cached prefix."""
-
-    loaded: frozenset[str]
-    failed: frozenset[str]
-    incomplete: Mapping[str, Mapping[str, tuple[int, ...]]]
-
-
 class Loads:
     """All fetches of one engine's requests. One thread calls it; reports of the polling thread come by queues."""
 
@@ -80,7 +70,14 @@ class Loads:
         self._followers: dict[str, _Key] = {}
         self._owners: dict[_Key, str] = {}
         self._spent: OrderedDict[_Key, None] = OrderedDict()
-        self._ended: deque[tuple[str, Delivered | None]] = deque()
+        self._unreported: set[str] = set()
+        self._delivered: deque[tuple[str, Delivered]] = deque()
+        self._failed: deque[str] = deque()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a load has begun and was not yet reported as ended."""
+        return bool(self._unreported)
 
     def arrive(self, request: Any) -> None:
         """A new request; holds its offer while it is queued."""
@@ -123,6 +120,7 @@ class Loads:
             self._close(request.request_id)
             return None
         load.begun = True
+        self._unreported.add(request.request_id)
         num_tokens = load.reference.num_tokens
         try:
             if num_loaded != load.missing:
@@ -133,7 +131,7 @@ class Loads:
             self._stats.count("failed", "not_begun")
             _warn(request.request_id, "not_begun", error)
             load.fetch.abort()
-            self._ended.append((request.request_id, None))
+            self._failed.append(request.request_id)
             return None
         load.fetch.add_done_callback(lambda fetch: self._hear(request.request_id, fetch))
         return Begun(load.fetch.number, num_tokens)
@@ -150,21 +148,19 @@ class Loads:
         else:
             self._close(request.request_id)
 
-    def take_ended(self) -> Ended:
-        """What has ended since."""
-        ended: dict[str, Delivered | None] = {}
-        while self._ended:
-            request_id, delivered = self._ended.popleft()
-            ended[request_id] = delivered
-            if request_id in self._loads and self._loads[request_id].left:
-                self._close(request_id)
-        failed = frozenset(request_id for request_id, delivered in ended.items() if delivered is None)
-        incomplete = {
-            request_id: delivered.incomplete
-            for request_id, delivered in ended.items()
-            if delivered is not None and delivered.incomplete
-        }
-        return Ended(frozenset(ended), failed, incomplete)
+    def take_delivered(self) -> dict[str, Delivered]:
+        """What was delivered since, by request."""
+        delivered = dict(self._delivered.popleft() for _ in range(len(self._delivered)))
+        for request_id in delivered:
+            self._note_reported(request_id)
+        return delivered
+
+    def take_failed(self) -> frozenset[str]:
+        """The requests whose load has failed since, and whose blocks nothing writes into any more."""
+        failed = frozenset(self._failed.popleft() for _ in range(len(self._failed)))
+        for request_id in failed:
+            self._note_reported(request_id)
+        return failed
 
     def _reference(self, request: Any) -> OfferReference:
         """The offer that a request names; raises ``RemoteProtocolError`` when it is malformed or of another prompt."""
@@ -177,6 +173,11 @@ class Loads:
                 "of the same request"
             )
         return reference
+
+    def _note_reported(self, request_id: str) -> None:
+        self._unreported.discard(request_id)
+        if request_id in self._loads and self._loads[request_id].left:
+            self._close(request_id)
 
     def _close(self, request_id: str) -> None:
         """The record ends; an offer that nobody read is given back."""
@@ -194,11 +195,11 @@ class Loads:
         if fetch.failed is None:
             delivered = fetch.result()
             self._stats.add_transfer(delivered)
-            self._ended.append((request_id, delivered))
+            self._delivered.append((request_id, delivered))
             return
         if fetch.failed.reason is not FailureReason.ABORTED:
             _warn(request_id, fetch.failed.reason.value, fetch.failed.text)
-        fetch.add_reusable_callback(lambda _: self._ended.append((request_id, None)))
+        fetch.add_reusable_callback(lambda _: self._failed.append(request_id))
 
 
 def _warn(request_id: str, reason: str, text: object) -> None:

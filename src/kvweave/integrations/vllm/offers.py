@@ -119,6 +119,8 @@ def cut_prompt(request: Any, num_tokens: int) -> None:
     """Takes the end off a prompt that is longer; what is sampled in its place is nobody's."""
     if request.prompt_token_ids is not None:
         del request.prompt_token_ids[-num_tokens:]
+    if request.prompt_is_token_ids is not None:
+        del request.prompt_is_token_ids[-num_tokens:]
     if request.prompt_embeds is not None:
         request.prompt_embeds = request.prompt_embeds[:-num_tokens]
     del request._all_token_ids[-num_tokens:]

@@ -3,6 +3,9 @@
 ``do_remote_decode`` asks a prefill engine for an offer; its answer (``OfferReference.params``) says
 ``do_remote_prefill`` and goes to the decode engine, which fetches what it names. vLLM keeps the dictionary with its
 request, also through preemption, so that a fetch which was once begun is marked in it.
+
+A request that is fed while it runs (vLLM's streaming input, ``resumable``) asks for nothing: its prompt grows after it
+was offered or fetched.
 """
 
 from __future__ import annotations
@@ -38,4 +41,4 @@ def is_offered(params: dict[str, Any] | None) -> bool:
 
 def _params(request: Any) -> dict[str, Any]:
     params = request.kv_transfer_params
-    return params if isinstance(params, dict) else {}
+    return params if isinstance(params, dict) and not request.resumable else {}

@@ -12,7 +12,7 @@ from kvweave.core.layout import EngineLayout
 from kvweave.errors import ConfigurationError
 from kvweave.integrations.vllm.block_ids import BlockIds
 from kvweave.integrations.vllm.engine import join_ranks
-from kvweave.integrations.vllm.fingerprint import fingerprint
+from kvweave.integrations.vllm.fingerprint import model_identity
 from kvweave.integrations.vllm.layout import refuse_configuration
 from kvweave.integrations.vllm.loads import Loads
 from kvweave.integrations.vllm.metadata import Finished, RankHandshake
@@ -32,12 +32,13 @@ class SchedulerRole:
     def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings) -> None:
         refuse_configuration(kv_cache_config)
         refuse_replay(kv_cache_config)
-        self._model = vllm_config.model_config
+        self._vllm_config = vllm_config
         self._settings = settings
         self._groups = range(len(kv_cache_config.kv_cache_groups))
         self._block_ids = BlockIds.of(kv_cache_config)
         self._kept_back = kept_back(vllm_config, kv_cache_config)
         self._zeroing = bool(kv_cache_config.needs_kv_cache_zeroing)
+        self._shared = False
         self._zeroed: set[int] = set()
         self._stats = TransferStats()
         self._engines: list[PrefillEngine | DecodeEngine] = []
@@ -56,8 +57,10 @@ class SchedulerRole:
                 "MultiConnector: another connector's handshake data came instead of KVWeaveConnector's; "
                 "name KVWeaveConnector first among the connectors"
             )
+        self._shared = any(rank.shared for rank in ranks)
         ranks.sort(key=lambda rank: rank.description.rank.coordinates)
-        layout = join_ranks([rank.description for rank in ranks], str(self._model.model), self._fingerprint())
+        name = str(self._vllm_config.model_config.model)
+        layout = join_ranks([rank.description for rank in ranks], name, self._fingerprint())
         if PREFILL in self._settings.roles:
             engine = self._open_prefill(layout, ranks)
             self._offers = Offers(engine, self._block_ids, self._kept_back)
@@ -80,11 +83,13 @@ class SchedulerRole:
         """A request has blocks; ``num_loaded`` tokens go into the last of them."""
         if self._loads is None:
             return
-        fenced = self._zeroing and num_loaded > 0
+        fenced = (self._zeroing or self._shared) and num_loaded > 0
         fetch = self._loads.allocate(request, block_ids, num_loaded, fenced)
-        if fenced and fetch is not None:
+        if not fenced or fetch is None:
+            return
+        self._zeroed.add(fetch.number)
+        if self._zeroing:
             zero_unwritten(self.kv_cache_manager, request.request_id, fetch.num_tokens, num_loaded)
-            self._zeroed.add(fetch.number)
 
     def finish(self, request: Any, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
         """A request has ended; the answer to one that asked for an offer (see ``params.is_offered``)."""
@@ -98,10 +103,16 @@ class SchedulerRole:
         zeroed, self._zeroed = frozenset(self._zeroed), set()
         if self._loads is None:
             return Finished(released)
-        ended = self._loads.take_ended()
-        for request_id, incomplete in ended.incomplete.items():
-            self._keep_unpublished(request_id, incomplete)
-        return Finished(released, ended.loaded, ended.failed, zeroed)
+        failed = self._loads.take_failed()
+        return Finished(released, failed, zeroed, self._loads.under_way)
+
+    def take_loaded(self) -> frozenset[str]:
+        """Requests whose load was delivered since; their blocks hold what was offered."""
+        delivered = {} if self._loads is None else self._loads.take_delivered()
+        for request_id, report in delivered.items():
+            if report.incomplete:
+                self._keep_unpublished(request_id, report.incomplete)
+        return frozenset(delivered)
 
     def take_stats(self) -> KVWeaveStats | None:
         """What happened since the last call."""
@@ -114,7 +125,7 @@ class SchedulerRole:
 
     def _fingerprint(self) -> str:
         stated = self._settings.fingerprint
-        return fingerprint(self._model.model, self._model.revision) if stated is None else stated
+        return model_identity(self._vllm_config) if stated is None else stated
 
     def _open_prefill(self, layout: EngineLayout, ranks: list[RankHandshake]) -> PrefillEngine:
         settings = self._settings

@@ -22,6 +22,7 @@ In ``kv_connector_extra_config``:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +33,13 @@ from kvweave.runtime import CurveKeys
 PREFILL, DECODE = "prefill", "decode"
 
 _ROLES = {"kv_producer": (PREFILL,), "kv_consumer": (DECODE,), "kv_both": (PREFILL, DECODE)}
-_RIVALS = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
 _EVERY_ADDRESS = ("0.0.0.0", "::", "*")
-_REFUSED = {
-    "bidirectional_kv_xfer": "prefill engines do not read from decode engines",
-    "transfer_mode": "decode engines read; there is no other mode",
-}
+_KEYS = (
+    "host", "port", "advertise", "peers", "keys", "allowed_keys", "kv_lease_duration", "kv_recompute_threshold",
+    "fingerprint",
+)  # fmt: skip
+
+logger = logging.getLogger("kvweave")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +64,18 @@ class Settings:
 
 
 def read_settings(vllm_config: Any) -> Settings:
-    """The settings in a ``VllmConfig``; raises ``ConfigurationError`` naming the key, its value and the remedy."""
+    """The settings in a ``VllmConfig``; raises ``ConfigurationError`` naming the key, its value and the remedy.
+
+    A key that is not known is told in the log: it may be another connector's.
+    """
     transfer = vllm_config.kv_transfer_config
     extra: Mapping[str, Any] = transfer.kv_connector_extra_config
-    for key, reason in _REFUSED.items():
-        if extra.get(key):
-            raise ConfigurationError(f"kv_connector_extra_config.{key}: {extra[key]!r}: {reason}; leave it out")
-    parallel = vllm_config.parallel_config
-    if parallel.nnodes_within_dp > 1:
-        raise ConfigurationError(
-            f"nnodes: one engine over {parallel.nnodes_within_dp} machines; its workers must live on the machine of "
-            "its scheduler: use one machine per engine"
+    unknown = sorted(set(extra) - set(_KEYS))
+    if unknown:
+        logger.warning(
+            "kv_connector_extra_config: %s: not known here; known are %s", ", ".join(unknown), ", ".join(_KEYS)
         )
+    parallel = vllm_config.parallel_config
     port = _whole(extra, "port", 0)
     host, advertise = _text(extra, "host", "127.0.0.1"), _text(extra, "advertise", None)
     if host in _EVERY_ADDRESS and advertise is None:
@@ -87,21 +89,6 @@ def read_settings(vllm_config: Any) -> Settings:
         _texts(extra, "peers", '["10.0.0.7"]'), _keys(extra), _seconds(extra, "kv_lease_duration", 30.0),
         _whole(extra, "kv_recompute_threshold", 0), _text(extra, "fingerprint", None),
     )  # fmt: skip
-
-
-def refuse_rivals(own: Any, engine: Any) -> None:
-    """Raises ``ConfigurationError`` when a connector stands beside this one that hands over the same requests.
-
-    ``own`` is this connector's part of the configuration, ``engine`` the whole ``VllmConfig``, which names all of
-    ``MultiConnector``'s children (None where vLLM does not say it).
-    """
-    whole = own if engine is None or engine.kv_transfer_config is None else engine.kv_transfer_config
-    for child in whole.kv_connector_extra_config.get("connectors", []):
-        if child.get("kv_connector") in _RIVALS:
-            raise ConfigurationError(
-                f"MultiConnector: {child['kv_connector']} stands beside KVWeaveConnector, and both would hand over the "
-                "same requests; use one of the two"
-            )
 
 
 def _text(extra: Mapping[str, Any], key: str, default: Any) -> Any:

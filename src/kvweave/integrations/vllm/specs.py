@@ -58,7 +58,7 @@ def translate_spec(layer: str, spec: Any, whole: WholeModel, facts: LayerFacts, 
         case vllm_specs.MLAAttentionSpec() | vllm_specs.SlidingWindowMLASpec():
             return _latent(layer, spec, whole, facts)
         case vllm_specs.FullAttentionSpec() | vllm_specs.SlidingWindowSpec() | vllm_specs.ChunkedLocalAttentionSpec():
-            return _attention(layer, spec, whole, tp)
+            return _attention(layer, spec, whole, tp, facts)
         case _:
             raise ConfigurationError(
                 f"{layer}: {type(spec).__name__} is not known to this connector; serve this model without it"
@@ -102,7 +102,7 @@ def _stored_name(spec: Any, whole: WholeModel) -> str:
     return _CACHE_DTYPE_ALIASES.get(stored, stored)
 
 
-def _attention(layer: str, spec: Any, whole: WholeModel, tp: int) -> LayerSpec:
+def _attention(layer: str, spec: Any, whole: WholeModel, tp: int, facts: LayerFacts) -> LayerSpec:
     heads = whole.heads(layer)
     local = heads // tp if heads >= tp else 1
     known = whole.attention(layer)
@@ -121,11 +121,10 @@ def _attention(layer: str, spec: Any, whole: WholeModel, tp: int) -> LayerSpec:
     if spec.state_content_bytes is not None and spec.num_head_slots is None:
         cell = cell_type(spec, whole)
         dtype, key_size, value_size = DType(cell.name, 1), -(-cell.nbytes // 2), cell.nbytes // 2
-    window = getattr(spec, "sliding_window", None)
-    if window is not None:
+    window, chunk = (getattr(spec, reach, None) for reach in ("sliding_window", "attention_chunk_size"))
+    if window is not None and not facts.attends_all:
         return SlidingWindowSpec(heads, key_size, window, value_size, dtype, spec.dcp_sharded)
-    chunk = getattr(spec, "attention_chunk_size", None)
-    if chunk is not None:
+    if chunk is not None and not facts.attends_all:
         return ChunkedLocalAttentionSpec(heads, key_size, chunk, value_size, dtype, spec.dcp_sharded)
     return FullAttentionSpec(heads, key_size, value_size, dtype, spec.dcp_sharded)
 

@@ -79,6 +79,10 @@ INDEXER_BACKENDS = frozenset({"DEEPSEEK_V32_INDEXER", "DEEPSEEK_V4_INDEXER", "CP
 INDEXER_VALUES = {132: 128, 68: 64}
 """Bytes of one indexer entry, and how many of them are the key: 128 FP8 or 128 MXFP4 values."""
 
+ROCM_TILED_INDEXERS = frozenset({"DEEPSEEK_V32_INDEXER"})
+"""Indexers whose values ROCm keeps in tiles of 16 tokens by 16 bytes, in pages of more than one token
+(``indexer_k_quant_and_cache_triton``); those of DeepSeek V4 it keeps as everywhere."""
+
 DEEPSEEK_V4_BACKENDS = frozenset(
     {
         "DEEPSEEK_SPARSE_SWA", "FLASHMLA_SPARSE_DSV4", "FLASHINFER_MLA_SPARSE_DSV4", "ROCM_FLASHMLA_SPARSE_DSV4",

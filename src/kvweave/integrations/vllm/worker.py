@@ -16,7 +16,7 @@ from vllm.utils.torch_utils import current_stream
 from kvweave.core.cache_config import MemoryKind
 from kvweave.integrations.vllm.engine import read_worker
 from kvweave.integrations.vllm.layout import describe_rank
-from kvweave.integrations.vllm.metadata import Finished, RankHandshake
+from kvweave.integrations.vllm.metadata import Finished, Heard, RankHandshake
 from kvweave.integrations.vllm.settings import Settings
 from kvweave.runtime.naming import TransportFactory
 from kvweave.runtime.rank_service import RankService
@@ -25,14 +25,23 @@ from kvweave.runtime.rank_service import RankService
 class WorkerRole:
     """One rank of one engine."""
 
-    def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings, transport: TransportFactory) -> None:
+    def __init__(
+        self,
+        vllm_config: Any,
+        kv_cache_config: Any,
+        settings: Settings,
+        transport: TransportFactory,
+        shared: bool = False,
+    ) -> None:
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._settings = settings
         self._transport = transport
+        self._shared = shared
         self._service: RankService | None = None
         self._on_host = True
         self._results = KVConnectorTransferResults()
+        self._watched = False
         self.handshake: RankHandshake | None = None
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
@@ -43,10 +52,10 @@ class WorkerRole:
         service = RankService(name, description.rank, self._transport(name), self._settings.roles)
         self._service = service
         self._on_host = all(region.memory is MemoryKind.DRAM for region in description.rank.regions)
-        self.handshake = RankHandshake(description, service.agent_data, service.endpoints)
+        self.handshake = RankHandshake(description, service.agent_data, service.endpoints, self._shared)
 
     def prepare(self, finished: Finished) -> None:
-        """Lets fetches begin whose target blocks vLLM zeroes in this step: on a device once its stream is that far."""
+        """Lets fetches begin whose target blocks are zeroed or copied in this step, on a device once that is done."""
         if self._service is None or not finished.zeroed:
             return
         ready = _always if self._on_host else current_stream().record_event().query
@@ -56,8 +65,13 @@ class WorkerRole:
     def note(self, finished: Finished) -> None:
         """Takes what the scheduler role says of this step."""
         self._results.finished_sending |= finished.released
-        self._results.finished_recving |= finished.loaded
+        self._results.finished_recving |= finished.failed
         self._results.failed_recving |= finished.failed
+        self._watched = finished.watched
+
+    def answer(self) -> Heard | None:
+        """What makes vLLM ask the scheduler role after this step; None when it waits for nothing."""
+        return Heard() if self._watched else None
 
     def take_results(self) -> KVConnectorTransferResults:
         """What vLLM is to hear, once."""
