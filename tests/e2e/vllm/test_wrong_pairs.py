@@ -50,7 +50,7 @@ class Wrong:
 
 
 KINDS = {
-    "another model": Wrong((WEIGHTS, "reach: source has 128 tokens, target has all tokens"), "gemma3"),
+    "another model": Wrong((WEIGHTS, "reach: source has window of 128 tokens, target has all tokens"), "gemma3"),
     "a fine-tune of equal shape": Wrong((WEIGHTS,), "llama-tuned"),
     "other options": Wrong((WEIGHTS,), options={"--hf-overrides": SCALED}),
     "another dtype": Wrong(("k dtype: source has bfloat16, target has float32", "v dtype: "), dtype="bfloat16"),

@@ -67,6 +67,7 @@ CASES = {
         "latents.deepseek_v4_packs_its_caches_block_by_block", "latents.deepseek_v4_is_replicated_over_tensor_ranks",
         "latents.a_prefix_of_deepseek_v4_that_is_there_already_is_left_alone",
         "latents.deepseek_v4s_windows_and_open_groups_take_what_the_target_has_blocks_for",
+        "latents.deepseek_v4s_pages_are_those_of_vllms_writer",
     ),
     "circular buffers": (
         "latents.the_open_groups_ring_is_copied_whole", "latents.pooled_indexer_keys_beside_their_ring",

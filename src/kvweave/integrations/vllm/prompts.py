@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from vllm.v1.utils import tensor_data
 
 from kvweave.integrations.vllm.fingerprint import fingerprint
 
@@ -57,11 +58,8 @@ def is_of(params: dict[str, Any], request: Any, num_tokens: int) -> bool:
 
 
 def _bytes(embeddings: Any) -> bytes:
-    """Type, shape and content of a tensor; numpy has no bfloat16, so it is seen as plain bytes."""
-    import torch
-
-    content: bytes = embeddings.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    return f"{embeddings.dtype} {tuple(embeddings.shape)}".encode() + content
+    """Type, shape and content of a tensor."""
+    return f"{embeddings.dtype} {tuple(embeddings.shape)}".encode() + bytes(tensor_data(embeddings))
 
 
 def _adapter(lora_request: Any) -> tuple[str, str] | None:
