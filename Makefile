@@ -16,7 +16,7 @@ STEP := tools/step
 export KVWEAVE_PROMPT := $(value PROMPT)
 export PYTHONUNBUFFERED := 1
 
-.PHONY: environment help demo sweep test parity e2e e2e-core check static format-check lint types imports docs format bench bench-vllm clean
+.PHONY: environment help demo sweep test parity e2e e2e-core check static format-check lint types imports docs format fuzz soak-peers bench bench-vllm clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,12 @@ docs: .venv/.test  ## The examples of the documentation and of the docstrings
 
 format: .venv/.test  ## Format the code and mend what the linter can mend
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+fuzz: .venv/.test  ## Ten minutes of broken inputs for every decoder and for engines at work
+	@$(BIN)/python -m tests.fuzz $(ARGS)
+
+soak-peers: .venv/.test  ## A thousand peers that come and go: memory, open files, and who waits for whom
+	@$(BIN)/python -m tests.soak.peers $(ARGS)
 
 bench-vllm: .venv-vllm/.e2e  ## Time to first token of the decode side beside NixlConnector's (ARGS="--rounds 3")
 	@$(VLLM_BIN)/python -m bench.vllm_latency $(ARGS)

@@ -48,3 +48,57 @@ def test_running_engines_cannot_be_asked_yet(run, address):
     result = run("check", "-m", "qwen3-0.6b", "-p", address, "-d", "tp=2")
     assert result.exit_code == 2
     assert "cannot be asked yet" in result.stderr
+
+
+@pytest.fixture
+def running():
+    runtime_pair = pytest.importorskip("tests.runtime.pair", exc_type=ImportError)
+    return runtime_pair.joined
+
+
+def test_two_running_engines_are_asked(run, running):
+    with running(decode_bind="127.0.0.1:0") as pair:
+        result = run("check", pair.prefill.address, pair.decode.address)
+        assert result.exit_code == 0
+        assert result.stdout.startswith("compatible: ")
+
+
+def test_mismatches_of_running_engines_have_their_remedy(run_document, running):
+    from tests.runtime.memory import LATENT
+
+    with running(decode_model=LATENT, decode_bind="127.0.0.1:0") as pair:
+        code, document = run_document("check", pair.prefill.address, pair.decode.address)
+    assert (code, document["compatible"]) == (1, False)
+    assert all(mismatch["remedy"] for mismatch in document["mismatches"])
+
+
+def test_running_engines_with_keys_are_asked_with_keys(run, running, tmp_path):
+    from kvweave.runtime import CurveKeys
+    from kvweave.runtime.keys import make_key_files
+
+    names = ("prefill", "decode", "observer")
+    made = {name: make_key_files(tmp_path, name) for name in names}
+    keys = [CurveKeys.load(tmp_path / f"{name}.key_secret", tmp_path) for name in names[:2]]
+    with running(keys=(keys[0], keys[1]), decode_bind="127.0.0.1:0") as pair:
+        addresses = [f"prefill@{pair.prefill.address}", f"decode@{pair.decode.address}"]
+        with_keys = ["--keys", str(tmp_path / "observer.key_secret"), "--allowed-keys", str(tmp_path)]
+        assert run("check", *addresses, *with_keys).exit_code == 0
+        without = run("check", *addresses)
+        assert without.exit_code == 1
+        assert "one side has keys" in without.stderr
+    assert len({key.public for key in made.values()}) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["127.0.0.1:5"], ["127.0.0.1:5", "nowhere"], ["127.0.0.1:5", "127.0.0.1:6", "--keys", "x"], ["--prefill", "tp=1"]],
+    ids=["one address", "no address", "half of the keys", "one engine"],
+)
+def test_a_wrong_question_about_running_engines_is_said(run, arguments):
+    assert run("check", *arguments).exit_code == 2
+
+
+def test_an_engine_that_does_not_run_is_no_good_answer(run):
+    result = run("check", "127.0.0.1:9", "127.0.0.1:10")
+    assert result.exit_code == 1
+    assert "nobody listens there" in result.stderr

@@ -174,3 +174,9 @@ def test_null_blocks_of_the_target_are_not_wanted() -> None:
 def test_a_log_line_tells_rows_and_bytes_and_no_addresses() -> None:
     rows = describe([1], [2], 16)
     assert repr(rows) == "RequestDescriptors([Rows(from tp0: 2 rows, 512 bytes)], incomplete={})"
+
+
+def test_more_pieces_than_can_be_moved_in_time_are_refused_before_they_are_counted_out() -> None:
+    sides = (engine(model_of(heads_of(8)), cache=CacheConfig(2**20, layout=layout)) for layout in ("HND", "NHD"))
+    with pytest.raises(BlockTableError, match="pieces from rank tp0, at most"):
+        plan_transfer(*sides).descriptors(RANK, list(range(16)), list(range(16)), 2**24)

@@ -116,3 +116,13 @@ def test_groups_may_be_named_otherwise_on_either_side() -> None:
 def test_plans_and_layouts_fit_a_log_line() -> None:
     layout = engine(model_of(MLAAttentionSpec(64)), tp=8)
     assert all(len(repr(value)) < 120 for value in (plan_transfer(layout, layout), layout, layout.rank()))
+
+
+def test_sources_that_cut_a_box_into_countless_pieces_are_refused() -> None:
+    source = engine(model_of(heads_of(64, 128)), tp=64)
+    cut = [
+        replace(rank, shards=tuple(replace(s, box=(s.box[0], Interval(n, n + 1))) for s in rank.shards))
+        for n, rank in enumerate(source.ranks)
+    ]
+    with pytest.raises(IncompatibleLayouts, match="cut it into 4160 pieces"):
+        plan_transfer(replace(source, ranks=tuple(cut)), engine(model_of(heads_of(64, 128))))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from kvweave.core.layout import Geometry
 from kvweave.core.runs import entry_runs, joined
+from kvweave.errors import PlanError
 
 
 def geometry(strides: tuple[int, ...], entry: int = 1000) -> Geometry:
@@ -68,3 +69,8 @@ def test_rows_of_several_boxes_are_one_run_where_both_sides_continue() -> None:
     beside, apart = (joined([runs, runs.moved(128, distance)]) for distance in (128, 500))
     assert beside.nbytes.tolist() == [256, 256] and beside.joins(*sides)
     assert apart.nbytes.tolist() == [128] * 4 and not apart.joins(*sides)
+
+
+def test_more_pieces_than_any_memory_order_makes_are_refused() -> None:
+    with pytest.raises(PlanError, match="262144 pieces"):
+        entry_runs((512, 512), 2, geometry((1024, 2)), geometry((2, 1024)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvweave.protocol.acknowledgements import Acknowledgements
+from kvweave.protocol.acknowledgements import MOST_OWED, Acknowledgements
 from kvweave.protocol.effects import Send
 from kvweave.protocol.messages import Acknowledge, Acknowledged
 from tests.protocol.examples import ADDRESS, TIMING, key
@@ -59,4 +59,20 @@ def test_nothing_is_owed_to_a_peer_that_is_gone(book: Acknowledgements) -> None:
     book.peer_gone("10.0.0.9:1")
     assert len(book) == 1
     book.peer_gone(ADDRESS)
+    assert (len(book), book.get_timer()) == (0, None)
+
+
+def test_peer_that_confirms_nothing_costs_bounded_memory() -> None:
+    book = Acknowledgements(TIMING)
+    for claim in range(MOST_OWED + 5):
+        book.owe(100.0, ADDRESS, claim, key(), [0], 9.0)
+    assert len(book) == MOST_OWED
+    assert len(book.peer_ready(101.0, ADDRESS, 9.0)) == MOST_OWED
+
+
+def test_peer_with_an_endless_lease_is_not_told_without_end() -> None:
+    book = Acknowledgements(TIMING)
+    book.owe(100.0, ADDRESS, 7, key(), [0], 600_000.0)
+    for now in range(100, 500):
+        book.handle_timer(now)
     assert (len(book), book.get_timer()) == (0, None)

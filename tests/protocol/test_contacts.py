@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvweave.protocol.contacts import Contacts
+from kvweave.protocol.renewal import LEAST_INTERVAL_SECONDS
 from tests.protocol.examples import ADDRESS, TIMING
 
 
@@ -55,3 +56,10 @@ def test_lost_peer_leaves_nothing_behind(contacts: Contacts) -> None:
 def test_rotation_moves_on_when_its_turn_is_taken(contacts: Contacts) -> None:
     assert [contacts.salt(ADDRESS), contacts.take_salt(ADDRESS), contacts.take_salt(ADDRESS)] == [40, 40, 41]
     assert contacts.salt("10.0.0.9:1") == 40
+
+
+def test_peer_with_a_lease_of_no_time_does_not_hear_from_us_all_the_time(contacts: Contacts) -> None:
+    contacts.ready(100.0, ADDRESS, 1e-300)
+    contacts.due(100.0)
+    contacts.beat(100.0, ADDRESS)
+    assert contacts.get_timer() == 100.0 + LEAST_INTERVAL_SECONDS

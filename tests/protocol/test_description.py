@@ -76,6 +76,12 @@ CHANGES = {
     "an element of no bytes": lambda d: d["arrays"][0][2].__setitem__(1, 0),
     "an unknown field": lambda d: d.update(colour="red"),
     "a layer index outside": lambda d: d["layers"][0].__setitem__(1, 77),
+    "many places in few bytes": lambda d: (
+        d["placements"].append(d["placements"][0] * 600),
+        d["ranks"][0].__setitem__(1, [[0, 0, [], None, 0, 1, 1, 0]] * 1000),
+    ),
+    "layers beyond any model": lambda d: d.update(layers=d["layers"] * 2100),
+    "arrays beyond any layer": lambda d: d["specs"].__setitem__(0, ["StatedArraysSpec", {"stated": d["arrays"] * 300}]),
     "a group that does not exist": lambda d: d["layers"][0].__setitem__(2, 77),
 }
 

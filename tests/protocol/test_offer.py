@@ -19,7 +19,7 @@ from kvweave.protocol.messages import (
     Renewed,
     Revoked,
 )
-from kvweave.protocol.offer import REMEMBERED_OFFERS, Guest, OfferBook
+from kvweave.protocol.offer import MOST_OFFER_SECONDS, REMEMBERED_OFFERS, Guest, OfferBook
 from tests.protocol.examples import ENGINE, GUEST, TABLES, key, messages, reference
 
 OTHER = Guest("decode-2", 1)
@@ -145,6 +145,39 @@ def test_foreign_acknowledgements_change_nothing(book: OfferBook, guest: Guest, 
     assert acknowledge(book, 1) == (Release(key(), ReleaseReason.ACKNOWLEDGED),)
 
 
+END = 100.0 + MOST_OFFER_SECONDS
+
+
+def kept(book: OfferBook, message: Claim | Renew | Heartbeat) -> list[object]:
+    """All answers to a message that is said every 5 s until the offer's life is over."""
+    moments = range(105, int(END) + 1, 5)
+    return [answer for now in moments for answer in messages(book.receive(float(now), "a", GUEST, message))]
+
+
+def test_heartbeats_keep_an_offer_for_a_bounded_time(book: OfferBook) -> None:
+    *held, told, last = kept(book, Heartbeat((key(),)))
+    assert held == [HeartbeatReply((), 10.0)] * len(held)
+    assert told == last == HeartbeatReply(((key(), RefusalReason.TOO_OLD),))
+    assert refusal(book.receive(END, "a", GUEST, CLAIM)) is RefusalReason.TOO_OLD
+
+
+def test_renewals_keep_an_offer_for_a_bounded_time_and_grant_nothing_beyond(book: OfferBook) -> None:
+    book.receive(100.0, "a", GUEST, CLAIM)
+    *granted, told, refused = kept(book, RENEW)
+    assert [message.lease_seconds for message in granted[-2:]] == [10.0, 5.0]
+    assert isinstance(told, Revoked) and "too_old" in told.text
+    assert refused.reason is RefusalReason.TOO_OLD
+    assert len(book) == 0
+
+
+def test_lease_that_is_longer_than_that_has_its_time() -> None:
+    book = OfferBook(ENGINE, 2 * MOST_OFFER_SECONDS)
+    book.offer(100.0, reference())
+    assert messages(book.receive(101.0, "a", GUEST, CLAIM))[0].lease_seconds == 2 * MOST_OFFER_SECONDS - 1
+    assert book.handle_timer(99.0 + 2 * MOST_OFFER_SECONDS) == ()
+    assert book.handle_timer(100.0 + 2 * MOST_OFFER_SECONDS)[-1] == Release(key(), ReleaseReason.LEASE_ENDED)
+
+
 def test_acknowledgement_before_a_claim_changes_nothing(book: OfferBook) -> None:
     assert acknowledge(book, 0) == ()
     assert len(book) == 1
@@ -238,6 +271,7 @@ def test_memory_of_ended_offers_is_bounded(book: OfferBook) -> None:
         book.offer(101.0, reference("many", number))
         book.withdraw(101.0, key("many", number))
     assert len(book._ended) == REMEMBERED_OFFERS
+    assert book._known["many"] == REMEMBERED_OFFERS
     assert refusal(book.receive(102.0, "a", GUEST, Claim(7, ENGINE, key("many", 0)))) is RefusalReason.WRONG_GENERATION
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvweave.errors import RemoteProtocolError
-from kvweave.protocol.renewal import MOST_DRIFT, Renewals
+from kvweave.protocol.renewal import LEAST_INTERVAL_SECONDS, MOST_DRIFT, Renewals
 from tests.protocol.examples import TIMING
 
 
@@ -62,3 +62,7 @@ def test_waiting_ends_when_the_reads_take_too_long() -> None:
     renewals = Renewals(100.0, 9.0, TIMING)
     renewals.grant(1, 10_000.0)
     assert renewals.last_moment == 220.0
+
+
+def test_lease_of_no_time_is_not_renewed_all_the_time() -> None:
+    assert Renewals(100.0, 1e-300, TIMING).next_moment == 100.0 + LEAST_INTERVAL_SECONDS

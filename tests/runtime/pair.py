@@ -11,6 +11,9 @@ import kvweave as kw
 from kvweave.core.model import ModelCache
 from kvweave.protocol.timing import Timing
 from kvweave.runtime import DecodeEngine, OfferReference, PrefillEngine, Released
+from kvweave.runtime.keys import CurveKeys
+from kvweave.runtime.naming import TransportFactory
+from kvweave.runtime.tracing import Tracer
 from kvweave.transport.faults import FaultSource, no_faults
 from kvweave.transport.memory import MemoryNetwork, MemoryTransport
 from tests.runtime.memory import ATTENTION, EngineMemory, contents
@@ -45,6 +48,11 @@ class Pair:
     lease_seconds: float = 30.0
     timing: Timing = field(default_factory=Timing)
     decode_model: ModelCache | None = None
+    keys: tuple[CurveKeys | None, CurveKeys | None] = (None, None)
+    transport: TransportFactory | None = None
+    tracer: Tracer | None = None
+    checksums: bool = False
+    decode_bind: str | None = None
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
@@ -58,10 +66,18 @@ class Pair:
         self.whole = contents(self.model, 1)
         self.source.write(self.whole, SOURCE_BLOCKS)
         self.prefill = PrefillEngine(
-            self.source.layout, transport=self._join, lease_seconds=self.lease_seconds, clock=self.clock
-        )
+            self.source.layout, transport=self.transport or self._join, lease_seconds=self.lease_seconds,
+            clock=self.clock, keys=self.keys[0], tracer=self.tracer, checksums=self.checksums,
+        )  # fmt: skip
         self.decode = DecodeEngine(
-            self.target.layout, transport=self._join_faulty, timing=self.timing, clock=self.clock
+            self.target.layout,
+            transport=self.transport or self._join_faulty,
+            timing=self.timing,
+            clock=self.clock,
+            keys=self.keys[1],
+            bind=self.decode_bind,
+            tracer=self.tracer,
+            checksums=self.checksums,
         )
 
     def offer(self, request_id: str = "request", num_tokens: int = 40) -> OfferReference:

@@ -10,7 +10,9 @@ import zmq
 
 from kvweave.errors import ConfigurationError
 from kvweave.runtime.addresses import PeerList
-from kvweave.runtime.control import MOST_REQUEST_BYTES, ControlClient, ControlServer
+from kvweave.runtime.control import MOST_REQUEST_BYTES, Caller, ControlClient, ControlServer
+from kvweave.runtime.intake import MOST_HANDLED
+from tests.runtime.keyring import keys_of
 from tests.runtime.pair import wait_until
 
 NOBODY = PeerList.parse([])
@@ -55,7 +57,7 @@ def test_two_clients_are_two_connections(server: ControlServer, client: ControlC
 
 
 def test_sending_to_a_connection_that_is_gone_is_no_error(server: ControlServer) -> None:
-    assert not server.send(b"nobody", b"answer")
+    assert not server.send(Caller(b"nobody", "127.0.0.1", ""), b"answer")
 
 
 def test_dropped_address_gets_a_new_connection_with_the_next_message(
@@ -112,7 +114,7 @@ def test_address_in_use_is_said(server: ControlServer) -> None:
 
 
 def test_what_to_wait_on_is_known(server: ControlServer, client: ControlClient) -> None:
-    assert (len(server.sockets()), len(client.sockets())) == (1, 0)
+    assert (len(server.sockets()), len(client.sockets())) == (2, 0)
     client.send(server.address, b"question")
     assert len(client.sockets()) == 1
 
@@ -121,15 +123,32 @@ def test_address_where_nobody_listens_is_unreachable(client: ControlClient) -> N
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
     client.send(address, b"question")
-    wait_until(lambda: client.unreachable() == [address])
+    wait_until(lambda: [a for a, _ in client.failures()] == [address])
     client.drop(address)
-    assert client.unreachable() == []
+    assert client.failures() == []
 
 
 def test_server_that_ends_becomes_unreachable(client: ControlClient) -> None:
     server = ControlServer("127.0.0.1:0", NOBODY)
     client.send(server.address, b"question")
     received(server)
-    assert client.unreachable() == []
+    assert client.failures() == []
     server.close()
-    wait_until(lambda: client.unreachable() == [server.address])
+    wait_until(lambda: [a for a, _ in client.failures()] == [server.address])
+
+
+def test_open_address_without_keys_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    ControlServer("0.0.0.0:0", PeerList.parse(["10.0.0.0/8"])).close()
+    ControlServer("0.0.0.0:0", PeerList.parse(["10.0.0.0/8"]), None, keys_of("prefill", "decode")).close()
+    assert [message.count("NO KEYS") for message in caplog.messages] == [1]
+
+
+def test_flood_of_one_client_leaves_the_others_their_turn(server: ControlServer, client: ControlClient) -> None:
+    other = ControlClient()
+    for _ in range(5000):
+        client.send(server.address, b"flood")
+    other.send(server.address, b"quiet")
+    rounds = []
+    wait_until(lambda: (rounds.append(server.receive()), any(data == b"quiet" for _, data in rounds[-1]))[1])
+    assert max(map(len, rounds)) <= MOST_HANDLED + 1
+    other.close()

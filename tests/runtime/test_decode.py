@@ -80,7 +80,7 @@ def test_report_says_what_was_read_from_whom_and_how_long_it_took(pair: Pair) ->
         "tp1": ["tp2", "tp3"],
     }
     assert delivered.nbytes == 40 * 4 * 8 * 2 * 2 * 2
-    assert set(delivered.seconds) == {"peer", "claim", "post", "read", "grant"}
+    assert set(delivered.seconds) == {"queued", "peer", "claim", "post", "read", "grant"}
     metrics = pair.decode.metrics()
     assert (metrics.total("delivered"), metrics.total("bytes")) == (1, delivered.nbytes)
 
@@ -353,6 +353,8 @@ def test_piece_that_one_source_fails_to_give_is_read_from_another_replica() -> N
         delivered = pair.decode.fetch(pair.offer(), TARGET_BLOCKS).result(PATIENCE)
         assert pair.wrong_bytes() == 0
         assert delivered.nbytes == 40 * 24 * 2 * 2 * 2
+        assert pair.decode.metrics().total("retried_reads") == 1
+        assert 0 <= delivered.seconds["retry"] <= delivered.seconds["read"]
         assert pair.released.get(timeout=PATIENCE).reason is ReleaseReason.ACKNOWLEDGED
 
 

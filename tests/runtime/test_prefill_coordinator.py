@@ -12,7 +12,7 @@ from kvweave.protocol.effects import ReleaseReason
 from kvweave.protocol.messages import Acknowledge, Claim, EngineRole, HandshakeRequest, Incompatible, Problem
 from kvweave.protocol.sides import PrefillSide
 from kvweave.runtime.addresses import PeerList
-from kvweave.runtime.control import ControlClient, ControlServer
+from kvweave.runtime.control import Caller, ControlClient, ControlServer
 from kvweave.runtime.metrics import Recorder
 from kvweave.runtime.polling import Activity
 from kvweave.runtime.prefill_coordinator import GREETED_SECONDS, Offer, PrefillCoordinator, Released, Withdraw
@@ -93,5 +93,7 @@ def test_decode_engine_that_turns_us_down_is_named_with_every_reason(
 
 
 def test_answer_to_a_client_that_is_gone_is_counted(joined: Joined) -> None:
-    joined.coordinator._receive(b"nobody", encode(HandshakeRequest(1, "decode-1", EngineRole.DECODE, 1)))
+    joined.coordinator._receive(
+        Caller(b"nobody", "127.0.0.1", ""), encode(HandshakeRequest(1, "decode-1", EngineRole.DECODE, 1))
+    )
     assert joined.recorder.snapshot().total("unsent_messages") == 1

@@ -12,13 +12,14 @@ import typer
 from kvweave.cli.check_command import CHECK
 from kvweave.cli.demo_command import DEMO
 from kvweave.cli.failure import KVWeaveGroup
+from kvweave.cli.keys_command import KEYS
 from kvweave.cli.models_command import MODELS
 from kvweave.cli.plan_command import PLAN
 from kvweave.cli.serve_command import SERVE
 from kvweave.cli.verify_command import VERIFY
 from kvweave.version import __version__
 
-COMMANDS = (DEMO, SERVE, PLAN, VERIFY, CHECK, MODELS)
+COMMANDS = (DEMO, SERVE, PLAN, VERIFY, CHECK, MODELS, KEYS)
 
 
 def main() -> None:

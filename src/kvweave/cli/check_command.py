@@ -9,7 +9,7 @@ import typer
 
 from kvweave.cli.command import Command
 from kvweave.cli.failure import ANSWER_IS_NO, mismatch_document
-from kvweave.cli.options import KEYS_HELP, AsDocument, Decode, Prefill, describe_engine, parse_pair
+from kvweave.cli.options import ENGINE_HELP, KEYS_HELP, AsDocument, describe_engine, parse_pair
 from kvweave.cli.output import add_row, answers, new_table, write_document
 from kvweave.core.layout import EngineLayout
 from kvweave.core.plan import plan_transfer
@@ -19,8 +19,18 @@ CHECK_SCHEMA = "kvweave.check/1"
 
 
 def check(
-    prefill: Prefill,
-    decode: Decode,
+    addresses: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[HOST:PORT HOST:PORT]", show_default=False, help="A running prefill and a running decode engine."
+        ),
+    ] = None,
+    prefill: Annotated[
+        str | None, typer.Option("--prefill", "-p", metavar="ENGINE", help=f"The prefill engine: {ENGINE_HELP}.")
+    ] = None,
+    decode: Annotated[
+        str | None, typer.Option("--decode", "-d", metavar="ENGINE", help=f"The decode engine: {ENGINE_HELP}.")
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option("--model", "-m", metavar="MODEL", help="A preset, a config.json, or a folder with one."),
@@ -31,14 +41,26 @@ def check(
     decode_model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="What the decode engine serves, if not --model.")
     ] = None,
+    keys: Annotated[str | None, typer.Option(metavar="FILE", help="Our .key_secret file, for running engines.")] = None,
+    allowed_keys: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="The .key files of the running engines.")
+    ] = None,
     as_document: AsDocument = False,
 ) -> None:
     """Check whether two engines can work together: every mismatch, and what to do about it."""
-    models = (
-        _stated("--prefill-model", prefill_model, model, decode_model),
-        _stated("--decode-model", decode_model, model, prefill_model),
-    )
-    layouts = parse_pair(prefill, decode, *models).layouts(0)
+    if addresses:
+        layouts = _running(addresses, keys, allowed_keys)
+    elif prefill is None or decode is None:
+        raise ConfigurationError(
+            f"{'--prefill' if prefill is None else '--decode'}: not stated; describe both engines, or name the "
+            "addresses of two running ones"
+        )
+    else:
+        models = (
+            _stated("--prefill-model", prefill_model, model, decode_model),
+            _stated("--decode-model", decode_model, model, prefill_model),
+        )
+        layouts = parse_pair(prefill, decode, *models).layouts(0)
     problems = _problems(*layouts)
     if as_document:
         found = [mismatch_document(problem) for problem in problems]
@@ -46,6 +68,25 @@ def check(
     else:
         _show(layouts, problems)
     raise typer.Exit(ANSWER_IS_NO if problems else 0)
+
+
+def _running(addresses: list[str], keys: str | None, allowed: str | None) -> tuple[EngineLayout, EngineLayout]:
+    """The layouts of two running engines, asked for as an observer, who gets no agent data."""
+    try:
+        from kvweave.runtime import CurveKeys, observe
+        from kvweave.runtime.addresses import PeerList
+    except ImportError as error:
+        raise ConfigurationError(f"check: {error}; install what it needs: pip install 'kvweave[nixl]'") from error
+    if len(addresses) != 2:
+        raise ConfigurationError(f"check: {len(addresses)} addresses; name a prefill engine and a decode engine")
+    if (keys is None) != (allowed is None):
+        raise ConfigurationError("keys: --keys FILE and --allowed-keys FOLDER belong together; state both or neither")
+    own = None if keys is None or allowed is None else CurveKeys.load(keys, allowed)
+    peers = PeerList.parse(addresses)
+    if len(set(peers.addresses)) != len(addresses):
+        raise ConfigurationError(f"check: {' '.join(addresses)} are not two addresses; write HOST:PORT HOST:PORT")
+    source, target = (observe(address, peers, own).layout for address in peers.addresses)
+    return source, target
 
 
 def _stated(option: str, own: str | None, both: str | None, other: str | None) -> str:
@@ -88,6 +129,7 @@ CHECK = Command(
         "kvweave check --model gpt-oss-20b --prefill tp=4,dtype=bfloat16 --decode tp=2,dtype=fp8_e4m3",
         "kvweave check --prefill-model qwen3-0.6b --decode-model qwen3-32b --prefill tp=1 --decode tp=1",
         "kvweave check --model granite-4.0-h-tiny --prefill tp=2 --decode tp=4,speculative_tokens=2",
+        "kvweave check 10.0.0.7:5600 10.0.0.8:5600 --keys own/engine.key_secret --allowed-keys engines",
     ),
     KEYS_HELP,
 )

@@ -35,6 +35,9 @@ from kvweave.errors import BlockTableError
 
 Addresses = npt.NDArray[np.uint64]
 
+MOST_ROWS = 2**25
+"""Pieces of one request for one rank from one source: at three microseconds each (NIXL on shared memory) 100 s."""
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -159,7 +162,15 @@ class _Request:
 
     def rows(self, bundle: Bundle) -> Rows:
         """The rows of one bundle, for all layers."""
-        return _for_layers(_runs(self._cached_segments(bundle.read, bundle.source), bundle).merged(), bundle)
+        found = self._cached_segments(bundle.read, bundle.source)
+        pieces = len(bundle.runs.source) * (len(found.entries) if bundle.entries_join else int(found.entries.sum()))
+        if pieces * len(bundle.read.layers) > MOST_ROWS:
+            raise BlockTableError(
+                f"tokens: {self._lacking} fall into {pieces * len(bundle.read.layers)} pieces from rank "
+                f"{bundle.source.coordinates}, at most {MOST_ROWS} are moved; choose memory orders that keep more "
+                "bytes together on both sides"
+            )
+        return _for_layers(_runs(found, bundle).merged(), bundle)
 
     def _cached_segments(self, read: Read, source: ReadEnd) -> _Segments:
         target = read.target

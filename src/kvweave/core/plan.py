@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from math import prod
 
 from kvweave.core.array import Axis
 from kvweave.core.block_table import BlockTables
@@ -31,6 +32,11 @@ from kvweave.core.replicas import Salt, choose
 from kvweave.core.tokens import TokenShare, shared_runs
 from kvweave.core.verify import Progress, Report, verify_plan
 from kvweave.errors import IncompatibleLayouts, Mismatch, PlanError
+
+MOST_CELLS = 4096
+MOST_COMPARISONS = 2**21
+"""Pieces into which the sources' edges may cut one box, and those times the sources that may hold them. An axis has at
+most as many pieces as ranks, so real pairs stay far below; a peer's description must make nobody think for hours."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +165,8 @@ class _Planner:
 
     def _find_cells(self, target: Shard) -> Iterator[_Cell]:
         for layers, sources in self._layer_cells(target):
+            if self._too_many(target, layers, sources):
+                continue
             for box in _box_cells(target, sources):
                 by_share: dict[TokenShare | None, list[_Source]] = defaultdict(list)
                 for source in sources:
@@ -169,6 +177,24 @@ class _Planner:
                     continue
                 ends = (self._source_ends(by_share[share], box, layers) for share in sorted(by_share, key=str))
                 yield _Cell(layers, box, tuple(ends))
+
+    def _too_many(self, target: Shard, layers: tuple[str, ...], sources: list[_Source]) -> bool:
+        """Whether the sources cut the target's box into more pieces than any engine would; then that is a mismatch."""
+        cells = prod(
+            len({edge for box in {source.shard.box for source in sources} for edge in (box[axis].start, box[axis].stop)
+                 if interval.start < edge < interval.stop}) + 1
+            for axis, interval in enumerate(target.box)
+        )  # fmt: skip
+        if cells <= MOST_CELLS and cells * len(sources) <= MOST_COMPARISONS:
+            return False
+        self.missing.append(
+            Mismatch(
+                f"{layers[0]} {target.array.part}", f"{len(sources)} ranks that cut it into {cells} pieces",
+                f"at most {MOST_CELLS} pieces, {MOST_COMPARISONS // max(cells, 1)} ranks for so many",
+                "cut the axes into equal parts",
+            )
+        )  # fmt: skip
+        return True
 
     def _layer_cells(self, target: Shard) -> Iterator[tuple[tuple[str, ...], list[_Source]]]:
         """The target's layers, split by which sources hold them, with those sources."""

@@ -13,12 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvweave.core.layout import Geometry
+from kvweave.errors import PlanError
+
+MOST_RUNS = 2**17
+"""Of one entry of one box. Real ones have some ten thousands at most: conv states of 8,192 channels in other orders."""
 
 Offsets = npt.NDArray[np.int64]
 
@@ -53,9 +58,12 @@ def joined(parts: Sequence[Runs]) -> Runs:
     return parts[0] if len(parts) == 1 else Runs(*map(np.concatenate, zip(*parts, strict=True))).merged()
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
 def entry_runs(extents: tuple[int, ...], item_bytes: int, source: Geometry, target: Geometry) -> Runs:
-    """The runs of one entry of a box with these extents, between two geometries."""
+    """The runs of one entry of a box with these extents, between two geometries.
+
+    Raises ``PlanError`` for more than ``MOST_RUNS``, which only memory of a senseless order has.
+    """
     dimensions = sorted(
         (source_stride, target_stride, extent)
         for extent, source_stride, target_stride in zip(extents, source.axis_strides, target.axis_strides, strict=True)
@@ -64,6 +72,12 @@ def entry_runs(extents: tuple[int, ...], item_bytes: int, source: Geometry, targ
     run = item_bytes
     while dimensions and dimensions[0][0] == dimensions[0][1] == run:
         run *= dimensions.pop(0)[2]
+    pieces = prod(extent for _, _, extent in dimensions)
+    if pieces > MOST_RUNS:
+        raise PlanError(
+            f"strides: one entry over {extents} falls into {pieces} pieces between two memory orders, at most "
+            f"{MOST_RUNS} are moved; keep axes of both sides in a like order"
+        )
     source_offsets = target_offsets = np.zeros(1, dtype=np.int64)
     for source_stride, target_stride, extent in dimensions:
         steps = np.arange(extent, dtype=np.int64)[:, None]

@@ -23,7 +23,7 @@ from kvweave.core.interval import Interval
 from kvweave.core.whole import require_whole
 from kvweave.errors import LayoutError
 
-_MOST_TURNS = 2**20
+_MOST_TURNS = 2**16
 
 Entries = npt.NDArray[np.int64]
 

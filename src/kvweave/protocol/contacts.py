@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvweave.protocol.renewal import interval_seconds
 from kvweave.protocol.timers import Timers
 from kvweave.protocol.timing import Timing
 
@@ -73,7 +74,7 @@ class Contacts:
 
     def beat(self, now: float, address: str) -> None:
         """A heartbeat is sent; an answer is awaited from the first one on that has none."""
-        self._beats.set(address, now + self._contacts[address].lease_seconds * self._timing.renew_fraction)
+        self._beats.set(address, now + interval_seconds(self._contacts[address].lease_seconds, self._timing))
         if self._silences.get(address) is None:
             self._silences.set(address, now + self._timing.silence_seconds)
 

@@ -41,6 +41,12 @@ from kvweave.errors import ConfigurationError, LayoutError, RemoteProtocolError
 
 MOST_SHARE_PERIOD = 2**16
 """Entries after which dcp's deal of tokens repeats: bounds the work that a peer's numbers can cause."""
+MOST_DESCRIPTION_BYTES = 16 << 20
+MOST_LAYERS = 4096
+MOST_PLACES = 2**20
+"""Places of all ranks together, and regions likewise: 4,096 ranks of 256 layers. A few bytes can name many places."""
+MOST_ARRAYS = 256
+"""Arrays of one layer."""
 
 _SPECS: dict[str, type[LayerSpec]] = {
     kind.__name__: kind
@@ -55,6 +61,7 @@ _Short = Annotated[int, Meta(ge=0, lt=2**31)]
 _Long = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Few = Meta(max_length=64)
 _Many = Meta(max_length=2**16)
+_Layers = Meta(max_length=MOST_LAYERS)
 
 
 class _Wire(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -107,7 +114,7 @@ class _Engine(Struct, frozen=True, forbid_unknown_fields=True):
     parallel: dict[_Name, Any]
     groups: Annotated[tuple[_Name, ...], Meta(max_length=1000)]
     specs: Annotated[tuple[tuple[_Name, dict[_Name, Any]], ...], _Many]
-    layers: Annotated[tuple[_Layer, ...], _Many]
+    layers: Annotated[tuple[_Layer, ...], _Layers]
     arrays: Annotated[tuple[_Array, ...], _Many]
     geometries: Annotated[tuple[_Geometry, ...], _Many]
     placements: Annotated[tuple[Annotated[tuple[_Long, ...], _Many], ...], _Many]
@@ -136,6 +143,8 @@ def encode_layout(layout: EngineLayout) -> bytes:
 
 def decode_layout(data: bytes) -> EngineLayout:
     """The engine that a peer described; raises ``RemoteProtocolError`` when no engine could look like that."""
+    if len(data) > MOST_DESCRIPTION_BYTES:
+        raise RemoteProtocolError(f"description: {len(data)} bytes, at most {MOST_DESCRIPTION_BYTES} are taken")
     try:
         return _read_engine(_DECODER.decode(data))
     except (msgspec.MsgspecError, LayoutError, ConfigurationError, LookupError, ValueError, RecursionError) as error:
@@ -231,6 +240,7 @@ def _geometry(geometry: Geometry) -> _Geometry:
 
 
 def _read_engine(wire: _Engine) -> EngineLayout:
+    _check_numbers(wire)
     parallel = msgspec.convert(wire.parallel, ParallelConfig)
     if parallel.ranks_per_engine != len(wire.ranks):
         raise RemoteProtocolError(
@@ -249,6 +259,17 @@ def _read_engine(wire: _Engine) -> EngineLayout:
         for coordinates, rank in zip(parallel.ranks(), wire.ranks, strict=True)
     )
     return EngineLayout(model, parallel, ranks)
+
+
+def _check_numbers(wire: _Engine) -> None:
+    """Refuses what a few bytes may name many times, before any of it is built."""
+    places = [len(numbers) // 3 for numbers in wire.placements]
+    placed = sum(places[shard.placement] for rank in wire.ranks for shard in rank.shards)
+    regions = sum(len(rank.regions) for rank in wire.ranks)
+    if max(placed, regions, sum(places)) > MOST_PLACES:
+        raise RemoteProtocolError(
+            f"description: {placed} places in {regions} regions over all ranks; at most {MOST_PLACES} are taken"
+        )
 
 
 def _regions(rank: _Rank) -> tuple[Region, ...]:
@@ -289,7 +310,7 @@ def _places(wire: _Engine, numbers: tuple[int, ...]) -> tuple[Place, ...]:
 
 def _read_spec(kind: str, fields: dict[str, Any]) -> LayerSpec:
     if kind == StatedArraysSpec.__name__:
-        arrays = msgspec.convert(fields["stated"], tuple[_Array, ...])
+        arrays = msgspec.convert(fields["stated"], Annotated[tuple[_Array, ...], Meta(max_length=MOST_ARRAYS)])
         return StatedArraysSpec(tuple(_read_array(array) for array in arrays))
     return msgspec.convert(fields, _SPECS[kind])
 

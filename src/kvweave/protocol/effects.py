@@ -35,6 +35,7 @@ class FailureReason(StrEnum):
     PEER_LOST = "peer_lost"
     INCOMPATIBLE = "incompatible"
     READ_FAILED = "read_failed"
+    CORRUPTED = "corrupted"
     BLOCK_TABLES = "block_tables"
     WRONG_REFERENCE = "wrong_reference"
     REVOKED = "revoked"

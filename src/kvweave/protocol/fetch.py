@@ -54,7 +54,7 @@ from kvweave.protocol.messages import (
     Revoked,
 )
 from kvweave.protocol.reference import OfferReference
-from kvweave.protocol.renewal import Renewals
+from kvweave.protocol.renewal import Renewals, interval_seconds
 from kvweave.protocol.states import FetchEvent, FetchState
 from kvweave.protocol.timers import Timers
 from kvweave.protocol.timing import Timing
@@ -380,7 +380,7 @@ class FetchBook:
 
     def _beaten(self, now: float, address: str, message: HeartbeatReply) -> Effects:
         if message.lease_seconds is not None:
-            self._contacts.beat_by(address, now + message.lease_seconds * self._timing.renew_fraction)
+            self._contacts.beat_by(address, now + interval_seconds(message.lease_seconds, self._timing))
         effects: Effects = ()
         for key, reason in message.missing:
             fetch = self._fetches.get(self._by_offer.get((address, key), -1))

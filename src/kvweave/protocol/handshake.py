@@ -60,6 +60,9 @@ Effects = tuple[DecodeEffect, ...]
 class Reception:
     """The prefill side: answers handshakes and remembers who is at the other end of each connection.
 
+    An observer gets the description and no agent data, and is not remembered. Without ``agents`` there are observers
+    only, which is how a decode engine describes itself.
+
     At most ``MOST_GUESTS`` connections are remembered, each for ``SILENT_LEASES`` after its last word; the others must
     shake hands again.
     """
@@ -67,7 +70,7 @@ class Reception:
     def __init__(self, engine_id: str, layout: EngineLayout, agents: Sequence[bytes], lease_seconds: float) -> None:
         self._engine_id = engine_id
         self._description = encode_layout(layout)
-        nbytes = len(self._description) + sum(map(len, agents))
+        self.nbytes = nbytes = len(self._description) + sum(map(len, agents))
         if nbytes > MOST_HANDSHAKE_BYTES:
             raise LocalProtocolError(
                 f"engine {engine_id}: description and agent data have {nbytes} bytes, at most {MOST_HANDSHAKE_BYTES} "
@@ -115,15 +118,19 @@ class Reception:
         if self._closed:
             text = f"engine {self._engine_id} is closing; ask another one"
             return (Send(connection, HandshakeRefused(request.attempt, RefusalReason.CLOSING, text)),)
-        if request.role is not EngineRole.DECODE:
-            text = f"engine {self._engine_id} prefills and serves decode engines, not {request.role.value} engines"
+        if request.role is EngineRole.OBSERVER:
+            reply = HandshakeReply(request.attempt, self._engine_id, self._lease_seconds, self._description, ())
+            return (Send(connection, reply),)
+        if request.role is not EngineRole.DECODE or not self._agents:
+            role, wanted = request.role.value, "decode engines and observers" if self._agents else "observers"
+            text = f"engine {self._engine_id} serves {wanted} here, not {role} engines"
             return (Send(connection, HandshakeRefused(request.attempt, RefusalReason.ROLE, text)),)
         self._guests[connection] = Guest(request.engine_id, request.num_ranks), now
         self._guests.move_to_end(connection)
         while len(self._guests) > MOST_GUESTS:
             self._guests.popitem(last=False)
-        wanted = None if request.ranks is None else set(request.ranks)
-        agents = tuple(agent for agent in self._agents if wanted is None or agent.rank in wanted)
+        ranks = None if request.ranks is None else set(request.ranks)
+        agents = tuple(agent for agent in self._agents if ranks is None or agent.rank in ranks)
         reply = HandshakeReply(request.attempt, self._engine_id, self._lease_seconds, self._description, agents)
         return (Greeted(request.engine_id), Send(connection, reply))
 

@@ -10,6 +10,7 @@
     Renew             ------------------------> Renewed | Refused
     Acknowledge       ------------------------> Acknowledged       these ranks have ended, once each
                       <------------------------ Revoked            the offer ended while it was read
+    ChecksumRequest   ------------------------> Checksums | Refused    debugging: is what arrived what is there?
 
 A claim has a number that the decode engine chose; every answer carries it, so an answer always finds its fetch or
 nothing. What has an answer is said again until the answer comes or the wait for it is over; hearing it twice is the
@@ -28,6 +29,7 @@ from kvweave.core.parallel import MOST_RANKS
 MOST_ID_LETTERS = 500
 MOST_TOKENS = 2**26
 MOST_BEATS = 1024
+MOST_CHECKSUMS = 2048
 MOST_LEASE_SECONDS = 7 * 86_400.0
 
 EngineId = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -51,6 +53,7 @@ class EngineRole(StrEnum):
 
     PREFILL = "prefill"
     DECODE = "decode"
+    OBSERVER = "observer"
 
 
 class RefusalReason(StrEnum):
@@ -64,10 +67,14 @@ class RefusalReason(StrEnum):
     NOT_CLAIMED = "not_claimed"
     RELEASED = "released"
     LEASE_ENDED = "lease_ended"
+    TOO_OLD = "too_old"
     WITHDRAWN = "withdrawn"
     CLOSING = "closing"
     VERSION = "version"
     ROLE = "role"
+    WRONG_KEY = "wrong_key"
+    TOO_MANY = "too_many"
+    NO_CHECKSUMS = "no_checksums"
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True):
@@ -219,6 +226,25 @@ class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
     lease_seconds: Seconds | None = None
 
 
+class ChecksumRequest(Message, frozen=True, tag="checksum_request"):
+    """Debugging: asks for the CRC-32 of pieces of a prefill rank's memory, for rank ``asking`` of the claimant."""
+
+    claim: Number
+    offer: OfferKey
+    asking: Rank
+    rank: Rank
+    addresses: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=MOST_CHECKSUMS)]
+    sizes: Annotated[tuple[Annotated[int, Meta(ge=1, lt=2**31)], ...], Meta(max_length=MOST_CHECKSUMS)]
+
+
+class Checksums(Message, frozen=True, tag="checksums"):
+    """The answer, in the same order."""
+
+    claim: Number
+    asking: Rank
+    sums: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**32)], ...], Meta(max_length=MOST_CHECKSUMS)]
+
+
 AnyMessage = (
     HandshakeRequest
     | HandshakeReply
@@ -234,4 +260,6 @@ AnyMessage = (
     | Acknowledged
     | Heartbeat
     | HeartbeatReply
+    | ChecksumRequest
+    | Checksums
 )

@@ -3,8 +3,9 @@
 Rules of this book:
 
 - The first claim wins; the same claim again gets the same answer; every other one is refused by name.
-- A lease only ever grows, and only while the offer lives. Time is looked at before anything else, so a message that
-  arrives after the lease has ended finds it ended, also when no timer has run (a stopped process).
+- A lease only ever grows, only while the offer lives, and not beyond ``MOST_OFFER_SECONDS``. Time is looked at before
+  anything else, so a message that arrives after the lease has ended finds it ended, also when no timer has run (a
+  stopped process).
 - Acknowledgements are counted by (offer, claim, claiming engine, rank). Repeats, late and foreign ones change nothing;
   all are confirmed, so that nobody repeats them for ever.
 - ``Release`` comes exactly once per offer: when every rank of the claimant acknowledged, or when the lease ends.
@@ -14,8 +15,8 @@ Rules of this book:
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from kvweave.errors import LocalProtocolError
@@ -41,6 +42,9 @@ from kvweave.protocol.timers import Timers
 
 REMEMBERED_OFFERS = 4096
 """How many ended offers keep the reason of their end, for a refusal that says it."""
+MOST_OFFER_SECONDS = 3600.0
+"""How long renewals and heartbeats keep an offer; a longer lease has its time. A client has given up long before, so
+blocks that are held longer are held by a reader that errs or means harm: none may hold them for ever."""
 
 Effects = tuple[PrefillEffect, ...]
 
@@ -71,6 +75,7 @@ class _Offer:
     reference: OfferReference
     lease_seconds: float
     lease_end: float
+    life_end: float
     state: OfferState = OFFER.initial
     claimant: Guest | None = None
     claim: int = 0
@@ -86,6 +91,7 @@ class OfferBook:
         self.lease_seconds = checked_lease(lease_seconds)
         self._offers: dict[OfferKey, _Offer] = {}
         self._ended: OrderedDict[OfferKey, RefusalReason] = OrderedDict()
+        self._known: Counter[str] = Counter()
         self._timers: Timers[OfferKey] = Timers()
         self._being_read = 0
         self._retired = False
@@ -103,6 +109,11 @@ class OfferBook:
         """Whether nothing is taken any more and nothing is left."""
         return self._retired and not self._offers
 
+    def claimant(self, key: OfferKey) -> Guest | None:
+        """Who has claimed an offer that is not over."""
+        offer = self._offers.get(key)
+        return None if offer is None else offer.claimant
+
     def offer(self, now: float, reference: OfferReference, lease_seconds: float | None = None) -> Effects:
         """Pins the blocks of a reference under a lease from now on; with no valid token, releases them at once, and
         after ``drain`` or ``begin_closing`` too.
@@ -116,11 +127,12 @@ class OfferBook:
             )
         if reference.num_tokens < 1:
             return (Release(key, ReleaseReason.NOTHING_VALID),)
+        self._known[key.request_id] += 1
         if self._retired:
             self._remember(key, RefusalReason.CLOSING)
             return (Release(key, ReleaseReason.CLOSING),)
         lease = self.lease_seconds if lease_seconds is None else checked_lease(lease_seconds)
-        self._offers[key] = _Offer(reference, lease, now + lease)
+        self._offers[key] = _Offer(reference, lease, now + lease, now + max(lease, MOST_OFFER_SECONDS))
         self._timers.set(key, now + lease)
         return ()
 
@@ -159,9 +171,7 @@ class OfferBook:
             if offer.lease_end > now:
                 self._timers.set(key, offer.lease_end)
             else:
-                if offer.state is OfferState.CLAIMED:
-                    effects += _farewell(key, offer, RefusalReason.LEASE_ENDED)
-                effects += self._step(key, offer, OfferEvent.LEASE_END)
+                effects += self._expire(key, offer)
         return tuple(effects)
 
     def drain(self) -> None:
@@ -188,6 +198,17 @@ class OfferBook:
         self._being_read = 0
         return effects
 
+    def _expire(self, key: OfferKey, offer: _Offer) -> Effects:
+        """A lease has ended. Where that is because it could not grow any more, its reader is told so."""
+        if offer.state is OfferState.REVOKED:
+            return self._step(key, offer, OfferEvent.LEASE_END)
+        kept = offer.connection is not None and offer.lease_end >= offer.life_end
+        reason = RefusalReason.TOO_OLD if kept else RefusalReason.LEASE_ENDED
+        told = _farewell(key, offer, reason) if kept or offer.state is OfferState.CLAIMED else ()
+        released = self._step(key, offer, OfferEvent.LEASE_END)
+        self._ended[key] = reason
+        return told + released
+
     def _withdraw(self, key: OfferKey, offer: _Offer, reason: RefusalReason) -> Effects:
         told = () if offer.state is OfferState.REVOKED else _farewell(key, offer, reason)
         return told + self._step(key, offer, OfferEvent.WITHDRAW)
@@ -207,11 +228,9 @@ class OfferBook:
 
     def _granted(self, now: float, connection: Hashable, offer: _Offer) -> Effects:
         offer.connection = connection
-        self._extend(now, offer)
+        lease = self._extend(now, offer)
         reference = offer.reference
-        claimed = Claimed(
-            offer.claim, reference.offer, reference.num_tokens, dict(reference.tables), offer.lease_seconds
-        )
+        claimed = Claimed(offer.claim, reference.offer, reference.num_tokens, dict(reference.tables), lease)
         return (Send(connection, claimed),)
 
     def _renew(self, now: float, connection: Hashable, guest: Guest, message: Renew) -> Effects:
@@ -221,8 +240,8 @@ class OfferBook:
         if (offer.claimant, offer.claim) != (guest, message.claim):
             return self._refuse(connection, message)
         self._step(message.offer, offer, OfferEvent.RENEW)
-        self._extend(now, offer)
-        return (Send(connection, Renewed(message.claim, message.sequence, offer.lease_seconds)),)
+        lease = self._extend(now, offer)
+        return (Send(connection, Renewed(message.claim, message.sequence, lease)),)
 
     def _acknowledge(self, connection: Hashable, guest: Guest, message: Acknowledge) -> Effects:
         confirmed = Send(connection, Acknowledged(message.claim, message.ranks))
@@ -250,9 +269,10 @@ class OfferBook:
                 leases.append(offer.lease_seconds)
         return (Send(connection, HeartbeatReply(tuple(missing), min(leases, default=None))),)
 
-    def _extend(self, now: float, offer: _Offer) -> None:
-        """Lets the lease begin anew; the timer finds the later end when it runs."""
-        offer.lease_end = max(offer.lease_end, now + offer.lease_seconds)
+    def _extend(self, now: float, offer: _Offer) -> float:
+        """Lets the lease begin anew, and says how long it is; the timer finds the later end when it runs."""
+        offer.lease_end = max(offer.lease_end, min(now + offer.lease_seconds, offer.life_end))
+        return min(offer.lease_seconds, offer.life_end - now)
 
     def _step(self, key: OfferKey, offer: _Offer, event: OfferEvent) -> Effects:
         offer.state = OFFER.step(offer.state, event)
@@ -267,7 +287,7 @@ class OfferBook:
     def _remember(self, key: OfferKey, reason: RefusalReason) -> None:
         self._ended[key] = reason
         while len(self._ended) > REMEMBERED_OFFERS:
-            self._ended.popitem(last=False)
+            self._forget(self._ended.popitem(last=False)[0])
 
     def _refuse(self, connection: Hashable, message: Claim | Renew) -> Effects:
         key = message.offer
@@ -275,18 +295,19 @@ class OfferBook:
         text = f"engine {self.engine_id}, request {key.request_id}, generation {key.generation}: {reason.value}"
         return (Send(connection, Refused(message.claim, reason, text)),)
 
+    def _forget(self, key: OfferKey) -> None:
+        self._known[key.request_id] -= 1
+        if not self._known[key.request_id]:
+            del self._known[key.request_id]
+
     def _reason(self, key: OfferKey) -> RefusalReason:
         offer = self._offers.get(key)
         if offer is not None:
             return _ENDED.get(offer.state, RefusalReason.NOT_CLAIMED)
         if key in self._ended:
             return self._ended[key]
-        known = any(other.request_id == key.request_id for other in self._known())
+        known = key.request_id in self._known
         return RefusalReason.WRONG_GENERATION if known else RefusalReason.UNKNOWN_REQUEST
-
-    def _known(self) -> Iterator[OfferKey]:
-        yield from self._offers
-        yield from self._ended
 
 
 def _farewell(key: OfferKey, offer: _Offer, reason: RefusalReason) -> Effects:

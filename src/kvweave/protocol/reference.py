@@ -34,7 +34,7 @@ REFERENCE_VERSION = 1
 class OfferReference:
     """Where an offer is, which one it is, and what it holds: valid tokens and block ids per group.
 
-    ``tp_size`` is for readers of vLLM's params alone.
+    ``tp_size`` is for readers of vLLM's params alone. ``traceparent`` names the offer's span (W3C Trace Context).
     """
 
     engine_id: str
@@ -45,6 +45,7 @@ class OfferReference:
     num_tokens: int
     tables: Mapping[str, tuple[int, ...]]
     tp_size: int = 1
+    traceparent: str | None = None
 
     @property
     def offer(self) -> OfferKey:
@@ -72,6 +73,9 @@ class OfferReference:
 
     def params(self) -> dict[str, Any]:
         """The ``kv_transfer_params`` that travel to the decode engine, in plain JSON types."""
+        ours = {"version": REFERENCE_VERSION, "generation": self.generation, "groups": list(self.tables)}
+        if self.traceparent is not None:
+            ours["traceparent"] = self.traceparent
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -82,7 +86,7 @@ class OfferReference:
             "remote_host": self.host,
             "remote_port": self.port,
             "tp_size": self.tp_size,
-            "kvweave": {"version": REFERENCE_VERSION, "generation": self.generation, "groups": list(self.tables)},
+            "kvweave": ours,
         }
 
     @staticmethod
@@ -115,6 +119,7 @@ class OfferReference:
         return OfferReference(
             read.remote_engine_id, read.remote_host, read.remote_port, read.remote_request_id, ours.generation,
             read.remote_num_tokens, dict(zip(ours.groups, read.remote_block_ids, strict=True)), read.tp_size,
+            ours.traceparent,
         )  # fmt: skip
 
 
@@ -122,6 +127,7 @@ class _Ours(Struct, frozen=True):
     version: int
     generation: Number
     groups: Annotated[tuple[GroupName, ...], Meta(max_length=64)]
+    traceparent: Annotated[str, Meta(pattern=r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")] | None = None
 
 
 class _Params(Struct, frozen=True):

@@ -14,6 +14,14 @@ MOST_DRIFT = 1 / 500
 """How much faster the prefill side's clock may run. Time synchronisation turns a clock by up to 1/2000 (adjtime(2)),
 and the quartz itself is off by less than 1/5000; twice, for two machines."""
 
+LEAST_INTERVAL_SECONDS = 0.05
+"""A peer may grant leases as short as it likes, but they are not renewed more often than this."""
+
+
+def interval_seconds(lease_seconds: float, timing: Timing) -> float:
+    """How long after one renewal or heartbeat the next one comes."""
+    return max(lease_seconds * timing.renew_fraction, LEAST_INTERVAL_SECONDS)
+
 
 class Renewals:
     """Begins with the renewal that is sent together with the reads, at ``now``."""
@@ -23,7 +31,7 @@ class Renewals:
         self.granted_until: float | None = None
         self._timing = timing
         self._bound = now + timing.read_seconds
-        self._interval = lease_seconds * timing.renew_fraction
+        self._interval = interval_seconds(lease_seconds, timing)
         self._last_sent = now
         self._unanswered: dict[int, float] = {}
         self.send(now)

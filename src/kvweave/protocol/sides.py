@@ -55,6 +55,11 @@ class PrefillSide:
         self.reception = Reception(engine_id, layout, agents, lease_seconds)
         self._drained = False
 
+    @property
+    def handshake_bytes(self) -> int:
+        """About how much the answer to a handshake holds."""
+        return self.reception.nbytes
+
     def offer(
         self, now: float, reference: OfferReference, lease_seconds: float | None = None
     ) -> tuple[PrefillEffect, ...]:
@@ -77,6 +82,11 @@ class PrefillSide:
             problems = tuple(Mismatch(p.field, p.source, p.target, p.remedy) for p in message.problems)
             return (TurnedDown(guest.engine_id, problems),)
         return self._settle(self.offers.receive(now, connection, guest, message))
+
+    def has_claimed(self, now: float, connection: Hashable, key: OfferKey) -> bool:
+        """Whether the engine on this connection has claimed that offer, and it is not over."""
+        guest = self.reception.guest(now, connection)
+        return guest is not None and self.offers.claimant(key) == guest
 
     def other_version(self, connection: Hashable, text: str) -> tuple[PrefillEffect, ...]:
         """A peer of another protocol version wrote; the answer is in ours, so that it learns the same."""

@@ -1,13 +1,14 @@
 """Which hosts an engine talks to: loopback always, others only when they are named.
 
-A peer is named as ``host:port`` (handshaken at start), as ``host``, or as a network such as ``10.1.0.0/16``. Names are
-compared as text and are never looked up, so what an API client writes cannot cause a query.
+A peer is named as ``host:port`` (handshaken at start), as ``host``, or as a network such as ``10.1.0.0/16``; its key's
+name may stand before it: ``prefill@10.1.0.0/16``. Names are compared as text and are never looked up, so what an API
+client writes cannot cause a query.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from kvweave.errors import ConfigurationError
@@ -17,11 +18,12 @@ Network = IPv4Network | IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class PeerList:
-    """The allowed hosts; ``addresses`` are those with a port."""
+    """The allowed hosts; ``addresses`` are those with a port, ``keys`` names of keys by address, host or network."""
 
     addresses: tuple[str, ...] = ()
     hosts: frozenset[str] = frozenset()
     networks: tuple[Network, ...] = ()
+    keys: Mapping[str | Network, str] = field(default_factory=dict)
 
     @staticmethod
     def parse(peers: Iterable[str]) -> PeerList:
@@ -33,16 +35,24 @@ class PeerList:
         addresses: list[str] = []
         hosts: set[str] = set()
         networks: list[Network] = []
-        for peer in peers:
+        keys: dict[str | Network, str] = {}
+        for entry in peers:
+            key, _, peer = entry.rpartition("@")
+            place: str | Network
             if "/" in peer:
-                networks.append(_network(peer))
+                place = _network(peer)
+                networks.append(place)
             elif _has_port(peer):
                 host, port = split_address(peer)
-                addresses.append(join_address(host, port))
+                place = join_address(host, port)
+                addresses.append(place)
                 hosts.add(host)
             else:
-                hosts.add(peer.strip("[]"))
-        return PeerList(tuple(addresses), frozenset(hosts), tuple(networks))
+                place = peer.strip("[]")
+                hosts.add(place)
+            if key:
+                keys[place] = key
+        return PeerList(tuple(addresses), frozenset(hosts), tuple(networks), keys)
 
     def allows(self, host: str) -> bool:
         """Whether a connection to or from this host is allowed."""
@@ -53,6 +63,22 @@ class PeerList:
         except ValueError:
             return False
         return any(address in network for network in self.networks)
+
+    def key_name(self, address: str) -> str | None:
+        """The name of the key that stands before this address, its host, or its network; None when none does.
+
+        >>> PeerList.parse(["prefill@10.1.0.0/16", "10.2.0.1"]).key_name("10.1.2.3:5600")
+        'prefill'
+        """
+        host, _ = split_address(address)
+        stated = self.keys.get(address) or self.keys.get(host)
+        if stated is not None:
+            return stated
+        try:
+            number = ip_address(host)
+        except ValueError:
+            return None
+        return next((self.keys[held] for held in self.networks if number in held and held in self.keys), None)
 
     @property
     def names_somebody(self) -> bool:

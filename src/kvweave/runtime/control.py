@@ -2,16 +2,18 @@
 
 The prefill side listens on one named address (ROUTER), the decode side opens one socket per peer (DEALER). Nothing
 here blocks: what cannot be sent at once counts as lost, and the protocol's timers deal with that. A ROUTER's name for a
-connection is chosen by ZeroMQ, so a peer cannot take another's place.
+connection is chosen by ZeroMQ, so a peer cannot take another's place. Strangers stop at the ``Door``; what gets in is
+taken by turns (``Intake``). With keys both sides prove theirs, and all bytes are encrypted.
 
 Who listens nowhere is seen by the operating system's refusals, which come at once, long before a timer ends.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -19,17 +21,53 @@ from zmq.utils.monitor import recv_monitor_message
 from kvweave.errors import ConfigurationError
 from kvweave.protocol.codec import MOST_MESSAGE_BYTES
 from kvweave.runtime.addresses import PeerList, is_loopback, join_address, split_address
+from kvweave.runtime.door import Door, TurnedAway
+from kvweave.runtime.intake import Intake
+from kvweave.runtime.keys import CurveKeys
+
+logger = logging.getLogger("kvweave")
 
 MOST_REQUEST_BYTES = 1 << 20
 """What a decode engine sends is small; a larger message ends its connection."""
-MOST_QUEUED_MESSAGES = 10_000
+MOST_UNREAD_REQUESTS = 64
+MOST_UNREAD_ANSWERS = 16
+"""Messages that ZeroMQ takes from one connection before we have read them; then the sender has to wait."""
+MOST_UNSENT_ANSWERS = 2_000
+MOST_UNSENT_REQUESTS = 10_000
+"""Messages that wait for a peer which does not read; more are lost."""
 MOST_RECEIVED_AT_ONCE = 256
+MOST_BYTES_AT_ONCE = 8 << 20
+"""What one round takes, of all connections together on the prefill side, of each on the decode side."""
+GREETING_MILLISECONDS = 5_000
+"""Until when a new connection must have said who it is."""
+UNREAD_MILLISECONDS = 30_000
+"""How long a connection may take no byte of what is sent to it."""
 LINGER_MILLISECONDS = 500
 MOST_ATTEMPTS = 6
 """Attempts to connect that fail one after the other until an address counts as unreachable. With the waits between them
 (50 ms, each time twice as long) the sixth ends 1.6 s after the first, when each is refused at once."""
 
+_NOBODY = "nobody listens there, or the address is wrong; is the prefill engine running?"
+_REFUSALS = {
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "it does not let this engine in; add this host to its peers{key}",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it has another key than the allowed one, or none, or is no engine",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "one side has keys and the other has not; give both keys, or neither",
+}
+
 Received = list[tuple[Any, bytes]]
+
+
+class Caller(NamedTuple):
+    """One connection to a server: ZeroMQ's name for it, the host, and the key that was proven (empty without keys)."""
+
+    route: bytes
+    host: str
+    key: str
+
+    @property
+    def identity(self) -> str:
+        """Who answers for this connection."""
+        return self.key or self.host
 
 
 class ControlServer:
@@ -38,21 +76,30 @@ class ControlServer:
     Raises ``ConfigurationError`` when the address is taken, or is not loopback and no peers are named.
     """
 
-    def __init__(self, bind: str, peers: PeerList, advertise: str | None = None) -> None:
+    def __init__(self, bind: str, peers: PeerList, advertise: str | None = None, keys: CurveKeys | None = None) -> None:
         host, port = split_address(bind.replace("localhost", "127.0.0.1"))
         if not is_loopback(host) and not peers.names_somebody:
             raise ConfigurationError(
                 f"bind: {bind} can be reached from other machines, but no peers are named; "
                 "name the hosts or networks of the decode engines: peers=['10.0.0.0/24']"
             )
-        self._peers = peers
+        if not is_loopback(host) and keys is None:
+            logger.warning(
+                "control channel at %s: NO KEYS: whoever calls from an allowed host may read and write this engine's "
+                "KV memory, and whoever listens on the way too; set keys and allowed_keys (kvweave keys make)",
+                bind,
+            )
         self._context = zmq.Context(io_threads=1)
+        self._door = Door(self._context, peers, keys)
+        self._intake: Intake[tuple[Caller, bytes]] = Intake()
         self.socket = self._context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1), (zmq.MAXMSGSIZE, MOST_REQUEST_BYTES), (zmq.IPV6, int(":" in host)),
-            (zmq.RCVHWM, MOST_QUEUED_MESSAGES), (zmq.SNDHWM, MOST_QUEUED_MESSAGES), (zmq.LINGER, LINGER_MILLISECONDS),
+            (zmq.RCVHWM, MOST_UNREAD_REQUESTS), (zmq.SNDHWM, MOST_UNSENT_ANSWERS), (zmq.LINGER, LINGER_MILLISECONDS),
+            (zmq.HANDSHAKE_IVL, GREETING_MILLISECONDS), (zmq.TCP_MAXRT, UNREAD_MILLISECONDS),
         ):  # fmt: skip
             self.socket.setsockopt(option, value)
+        self._door.guard(self.socket)
         try:
             self.socket.bind(f"tcp://{join_address(host, port)}" if port else f"tcp://{join_address(host, 0)[:-1]}*")
         except zmq.ZMQError as error:
@@ -68,38 +115,64 @@ class ControlServer:
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """What to wait on."""
-        return [self.socket]
+        return [self.socket, self._door.socket]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether messages wait for the next round."""
+        return bool(self._intake)
+
+    @property
+    def dropped(self) -> int:
+        """Messages of senders that sent too fast, dropped since the start."""
+        return self._intake.dropped
 
     def receive(self) -> Received:
-        """Messages with the connection each came on; those from hosts that are not allowed are dropped unread."""
-        return [
-            (frames[0].bytes, frames[1].bytes)
-            for frames in _drain(self.socket)
-            if len(frames) == 2 and self._peers.allows(_sender(frames[1]))
-        ]
+        """This round's messages with the connection each came on; lets in and turns away who calls."""
+        self._door.answer()
+        for frames in _drain(self.socket):
+            if len(frames) == 2:
+                caller = Caller(frames[0].bytes, _property(frames[1], "Peer-Address"), _property(frames[1], "User-Id"))
+                self._intake.put(caller.key or caller.route, (caller, frames[1].bytes), len(frames[1]))
+        return list(self._intake.take())
+
+    def take_turned_away(self) -> tuple[list[TurnedAway], int]:
+        """See ``Door``."""
+        return self._door.take_turned_away()
 
     def send(self, connection: Any, data: bytes) -> bool:
         """Whether the message could be handed on; a connection that is gone or full takes none."""
-        return _sent(self.socket, [connection, data])
+        return _sent(self.socket, [connection.route, data])
 
     def close(self) -> None:
         """Ends within ``LINGER_MILLISECONDS``."""
+        self._door.close()
         self._context.destroy(linger=LINGER_MILLISECONDS)
 
 
 @dataclass(slots=True)
 class _Channel:
-    """One socket, what ZeroMQ tells of its connection, and how many attempts have failed since the last one."""
+    """One socket, what ZeroMQ tells of its connection, and how many attempts have failed since the last one.
+
+    ``key`` is the one that the other side must have, ``cause`` why the last attempt failed. A refusal is final at once.
+    """
 
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
+    key: str = ""
     failed: int = 0
+    cause: str = _NOBODY
 
     def listen(self) -> None:
         """Takes in what has happened to the connection."""
         while int(self.monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            connected = recv_monitor_message(self.monitor)["event"] == zmq.Event.CONNECTED
-            self.failed = 0 if connected else self.failed + 1
+            event = zmq.Event(recv_monitor_message(self.monitor)["event"])
+            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self.failed, self.cause = 0, _NOBODY
+                continue
+            final = event in (zmq.Event.HANDSHAKE_FAILED_AUTH, zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
+            self.cause = _REFUSALS.get(event, self.cause)
+            self.failed += MOST_ATTEMPTS if final else 1
 
     def close(self, linger: int) -> None:
         self.socket.disable_monitor()
@@ -110,9 +183,12 @@ class _Channel:
 class ControlClient:
     """Sockets to prefill engines, one per address, opened by the first message."""
 
-    def __init__(self) -> None:
+    def __init__(self, peers: PeerList | None = None, keys: CurveKeys | None = None) -> None:
+        self._peers = peers or PeerList()
+        self._keys = keys
         self._context = zmq.Context(io_threads=1)
         self._channels: dict[str, _Channel] = {}
+        self._unopened: dict[str, str] = {}
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """What to wait on."""
@@ -127,14 +203,21 @@ class ControlClient:
             if len(frames) == 1
         ]
 
-    def unreachable(self) -> list[str]:
-        """Addresses that could not be connected to, ``MOST_ATTEMPTS`` times since they were named here last."""
-        found = []
+    def key_of(self, address: str) -> str:
+        """The key that the engine at an address has proven; empty without keys."""
+        channel = self._channels.get(address)
+        return "" if channel is None else channel.key
+
+    def failures(self) -> list[tuple[str, str]]:
+        """Addresses to which no connection comes about, and why; each once, until it is tried anew."""
+        found = list(self._unopened.items())
+        self._unopened.clear()
         for address, channel in self._channels.items():
             channel.listen()
             if channel.failed >= MOST_ATTEMPTS:
                 channel.failed = 0
-                found.append(address)
+                key = "" if self._keys is None else f", and the key {self._keys.public} to its allowed_keys"
+                found.append((address, channel.cause.replace("{key}", key)))
         return found
 
     def send(self, address: str, data: bytes) -> bool:
@@ -143,6 +226,9 @@ class ControlClient:
             try:
                 self._channels[address] = self._open(address)
             except zmq.ZMQError:
+                return False
+            except ConfigurationError as error:
+                self._unopened[address] = str(error)
                 return False
         return _sent(self._channels[address].socket, [data])
 
@@ -159,14 +245,22 @@ class ControlClient:
         self._context.term()
 
     def _open(self, address: str) -> _Channel:
+        key = "" if self._keys is None else self._keys.key_for(self._peers, address)
         socket = self._context.socket(zmq.DEALER)
         for option, value in (
-            (zmq.MAXMSGSIZE, MOST_MESSAGE_BYTES), (zmq.RCVHWM, MOST_QUEUED_MESSAGES), (zmq.RECONNECT_IVL, 50),
-            (zmq.SNDHWM, MOST_QUEUED_MESSAGES), (zmq.RECONNECT_IVL_MAX, 2000), (zmq.LINGER, LINGER_MILLISECONDS),
+            (zmq.MAXMSGSIZE, MOST_MESSAGE_BYTES), (zmq.RCVHWM, MOST_UNREAD_ANSWERS), (zmq.RECONNECT_IVL, 50),
+            (zmq.SNDHWM, MOST_UNSENT_REQUESTS), (zmq.RECONNECT_IVL_MAX, 2000), (zmq.LINGER, LINGER_MILLISECONDS),
             (zmq.IPV6, int("[" in address)),
         ):  # fmt: skip
             socket.setsockopt(option, value)
-        channel = _Channel(socket, socket.get_monitor_socket(zmq.Event.CONNECTED | zmq.Event.CONNECT_RETRIED))
+        if self._keys is not None:
+            socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
+        told = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.CONNECT_RETRIED
+        for event in _REFUSALS:
+            told |= event
+        channel = _Channel(socket, socket.get_monitor_socket(told), key)
         try:
             socket.connect(f"tcp://{address}")
         except zmq.ZMQError:
@@ -176,11 +270,16 @@ class ControlClient:
 
 
 def _drain(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
+    nbytes = 0
     for _ in range(MOST_RECEIVED_AT_ONCE):
+        if nbytes > MOST_BYTES_AT_ONCE:
+            return
         try:
-            yield socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return
+        nbytes += sum(map(len, frames))
+        yield frames
 
 
 def _sent(socket: zmq.Socket[bytes], frames: list[bytes]) -> bool:
@@ -191,10 +290,10 @@ def _sent(socket: zmq.Socket[bytes], frames: list[bytes]) -> bool:
     return True
 
 
-def _sender(frame: zmq.Frame) -> str:
-    """The sender's IP address, as the socket saw it."""
+def _property(frame: zmq.Frame, name: str) -> str:
+    """What the socket knows of the sender: its IP address, the key that it proved to have."""
     try:
-        address = str(frame.get("Peer-Address"))
+        value = str(frame.get(name))
     except zmq.ZMQError:
         return ""
-    return address.removeprefix("::ffff:")
+    return value.removeprefix("::ffff:")

@@ -15,24 +15,28 @@ from typing import Any
 
 from kvweave.core.block_table import BlockTables
 from kvweave.core.layout import EngineLayout
-from kvweave.errors import BlockTableError, LocalProtocolError
+from kvweave.errors import BlockTableError, ConfigurationError, LocalProtocolError
 from kvweave.protocol.fetch_entry import Order
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import DecodeSide
 from kvweave.protocol.timing import Timing
 from kvweave.runtime.addresses import PeerList, join_address, split_address
+from kvweave.runtime.checksums import ChecksumBook
 from kvweave.runtime.clock import Clock, boot_time
 from kvweave.runtime.closing import Closing
-from kvweave.runtime.control import ControlClient
+from kvweave.runtime.control import ControlClient, ControlServer
 from kvweave.runtime.decode_coordinator import Abort, Begin, Connect, DecodeCommand, DecodeCoordinator, Hold, Peer
+from kvweave.runtime.desk import Desk
 from kvweave.runtime.drains import drain_command
 from kvweave.runtime.events import DecodeLink
 from kvweave.runtime.handle import Fetch
+from kvweave.runtime.keys import CurveKeys
 from kvweave.runtime.links import Patient
 from kvweave.runtime.metrics import Metrics, Observer, Recorder
 from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_names, require_workers
 from kvweave.runtime.polling import PollingThread
 from kvweave.runtime.tables import checked_tables
+from kvweave.runtime.tracing import Tracer
 from kvweave.runtime.workers import DecodeWorker
 
 
@@ -43,8 +47,11 @@ class DecodeEngine(Closing):
     transport per rank from a unique name; where the ranks' workers live in other processes, ``workers`` are their links
     instead, in the order of the layout's ranks, and belong to the engine from now on. ``peers`` are the prefill
     engines: ``host:port`` is handshaken at once and again after every loss; hosts and networks without a port are
-    merely allowed. Loopback is always allowed. ``engine_id`` must be new with every restart, and is made up when not
-    given.
+    merely allowed. Loopback is always allowed. ``keys`` closes the control channel to everybody without an allowed key;
+    where several are allowed, ``peers`` says who has which: ``name@host:port``. ``engine_id`` must be new with every
+    restart, and is made up when not given. At ``bind``, where it is given, observers may ask for the layout
+    (``kvweave check``). With ``checksums`` every delivered byte is compared with its source's, which
+    is for finding faults: it takes time, and prefill engines that compute them.
     """
 
     def __init__(
@@ -55,31 +62,48 @@ class DecodeEngine(Closing):
         workers: Sequence[DecodeLink] = (),
         engine_id: str | None = None,
         peers: Sequence[str] = (),
+        keys: CurveKeys | None = None,
         timing: Timing | None = None,
         clock: Clock = boot_time,
         observer: Observer | None = None,
+        tracer: Tracer | None = None,
+        bind: str | None = None,
+        checksums: bool = False,
     ) -> None:
         self.layout = layout
-        self.engine_id = checked_engine_id("decode", engine_id)
+        self.engine_id = checked_engine_id("decode", engine_id, keys)
         self.peers = PeerList.parse(peers)
         self._recorder = Recorder(observer)
         self._draining = False
+        self._server: ControlServer | None = None
         self._numbers = itertools.count(secrets.randbits(48) + 1)
         with ExitStack() as stack:
-            client = ControlClient()
+            client = ControlClient(self.peers, keys)
             stack.callback(client.close)
+            desk = None
+            if bind is not None:
+                self._server = ControlServer(bind, self.peers, None, keys)
+                desk = Desk(self._server, self.engine_id, layout, self._recorder)
+                stack.callback(desk.close)
             for worker in workers:
                 stack.callback(worker.close)
             remote = bool(workers)
             if transport is not None:
-                workers = _local_workers(self.engine_id, layout, transport, clock, stack)
+                workers = _local_workers(self.engine_id, layout, transport, clock, stack, checksums)
+            if checksums and remote:
+                raise ConfigurationError("checksums: the ranks live in other processes, whose memory is not seen here")
             require_workers(self.engine_id, layout, workers)
             side = DecodeSide(self.engine_id, layout, timing or Timing())
-            self._coordinator = DecodeCoordinator(layout, side, client, workers, clock, self._recorder)
+            self._coordinator = DecodeCoordinator(layout, side, client, workers, clock, self._recorder, tracer, desk)
             self._thread = PollingThread(self.engine_id, Patient(self._coordinator) if remote else self._coordinator)
             stack.pop_all()
         for address in self.peers.addresses:
             self.connect(address)
+
+    @property
+    def address(self) -> str | None:
+        """Where observers reach it, where it has a ``bind``."""
+        return None if self._server is None else self._server.address
 
     def connect(self, address: str) -> Future[Peer]:
         """Handshakes with a prefill engine and keeps it connected; the future says when its connections are warm.
@@ -182,11 +206,12 @@ class DecodeEngine(Closing):
 
 
 def _local_workers(
-    engine_id: str, layout: EngineLayout, transport: TransportFactory, clock: Clock, stack: ExitStack
+    engine_id: str, layout: EngineLayout, transport: TransportFactory, clock: Clock, stack: ExitStack, checksums: bool
 ) -> list[DecodeWorker]:
     workers = []
     for rank, name in enumerate(rank_names(engine_id, layout)):
         made = transport(name)
         stack.callback(made.close)
-        workers.append(DecodeWorker(rank, layout, made, clock))
+        checks = ChecksumBook(layout.ranks[rank]) if checksums else None
+        workers.append(DecodeWorker(rank, layout, made, clock, checks=checks))
     return workers

@@ -34,12 +34,14 @@ from kvweave.protocol.effects import (
     Send,
 )
 from kvweave.protocol.fetch_entry import Order
-from kvweave.protocol.messages import Claim
+from kvweave.protocol.messages import ChecksumRequest, Checksums, Claim, HandshakeReply
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import DecodeSide
+from kvweave.runtime.checksums import ChecksumBook
 from kvweave.runtime.clock import Clock
 from kvweave.runtime.commands import CommandQueue
 from kvweave.runtime.control import ControlClient
+from kvweave.runtime.desk import Desk
 from kvweave.runtime.drains import Drain, Drains
 from kvweave.runtime.events import (
     Connected,
@@ -52,10 +54,14 @@ from kvweave.runtime.events import (
     WorkerEvent,
 )
 from kvweave.runtime.handle import Fetch, failure_error
+from kvweave.runtime.log_lines import LogLines, plain
 from kvweave.runtime.metrics import Recorder
+from kvweave.runtime.naming import require_own_name
 from kvweave.runtime.peer_line import describe_peer
 from kvweave.runtime.polling import Activity
 from kvweave.runtime.record import FetchRecord
+from kvweave.runtime.tracing import NoSpan, NoTracer, Span, Tracer
+from kvweave.runtime.workers import DecodeWorker
 
 MOST_PREPARED_BLOCKS = 1 << 17
 """A reference comes from an API client: one that names more blocks than this is believed only once it is claimed."""
@@ -117,6 +123,8 @@ class DecodeCoordinator:
         workers: Sequence[DecodeLink],
         clock: Clock,
         recorder: Recorder,
+        tracer: Tracer | None = None,
+        desk: Desk | None = None,
     ) -> None:
         self._layout = layout
         self._side = side
@@ -130,6 +138,9 @@ class DecodeCoordinator:
         self._peers: dict[str, Peer] = {}
         self._waiting: dict[str, list[Future[Peer]]] = {}
         self._drains = Drains()
+        self._desk = desk
+        self._tracer = tracer or NoTracer()
+        self._log = LogLines(side.engine_id, recorder)
 
     def submit(self, command: DecodeCommand) -> None:
         """Queues a command, from any thread; raises ``LocalProtocolError`` when the engine has ended."""
@@ -137,7 +148,8 @@ class DecodeCoordinator:
 
     def sockets(self) -> Sequence[Any]:
         """See ``Pollable``."""
-        return [*self._client.sockets(), *(socket for worker in self._workers for socket in worker.sockets())]
+        asked = [] if self._desk is None else self._desk.sockets()
+        return [*asked, *self._client.sockets(), *(socket for worker in self._workers for socket in worker.sockets())]
 
     def poll(self) -> Activity:
         """See ``Pollable``."""
@@ -145,13 +157,18 @@ class DecodeCoordinator:
             self._carry_out(command)
         for address, data in self._client.receive():
             self._receive(address, data)
-        for address in self._client.unreachable():
-            text = f"{address}: nobody listens there, or the address is wrong; is the prefill engine running?"
-            self._perform(self._side.lose(self._clock(), address, text))
-        for worker in self._workers:
+        for address, text in self._client.failures():
+            self._perform(self._side.lose(self._clock(), address, f"{address}: {text}"))
+        for rank, worker in enumerate(self._workers):
             for event in worker.poll():
                 self._hear(event)
-        self._perform(self._side.handle_timer(self._clock()))
+            if isinstance(worker, DecodeWorker) and worker.checks is not None:
+                self._ask_for_checksums(rank, worker.checks)
+        now = self._clock()
+        self._perform(self._side.handle_timer(now))
+        if self._desk is not None:
+            self._desk.poll(now)
+        self._log.tick(now)
         if self._side.fetches.reading:
             return Activity.READING
         return Activity.SERVING if self._side.fetches.begun or self._side.peers.opening else Activity.IDLE
@@ -167,16 +184,21 @@ class DecodeCoordinator:
                 worker.close()
         finally:
             self._client.close()
+            if self._desk is not None:
+                self._desk.close()
             self._end_everything(f"the engine has ended: {cause}" if cause else "the engine is closed")
 
     def _end_everything(self, text: str) -> None:
         late = self._commands.close()
         for command in late:
             if isinstance(command, Hold | Begin):
-                self._records.setdefault(command.fetch.number, FetchRecord(command.fetch, self._layout, 0.0))
+                reference = command.reference if isinstance(command, Hold) else command.order.reference
+                record = FetchRecord(command.fetch, reference, self._layout, 0.0, NoSpan())
+                self._records.setdefault(command.fetch.number, record)
         for record in self._records.values():
             if not record.fetch.done():
                 failed = Failed(record.fetch.number, FailureReason.CLOSED, text)
+                record.span.end(failed.reason.value, {})
                 record.fetch.fail(failed, failure_error(failed, None))
             record.fetch.free()
         self._records.clear()
@@ -190,7 +212,7 @@ class DecodeCoordinator:
         now = self._clock()
         match command:
             case Hold(fetch, reference):
-                self._records[fetch.number] = FetchRecord(fetch, self._layout, now)
+                self._records[fetch.number] = FetchRecord(fetch, reference, self._layout, now, self._span(reference))
                 self._perform(self._side.hold(now, fetch.number, reference.address, reference))
             case Begin(fetch, order):
                 self._begin(now, fetch, order)
@@ -206,8 +228,16 @@ class DecodeCoordinator:
         if fetch.done():
             return
         self._recorder.add("fetches")
-        self._records[fetch.number] = FetchRecord(fetch, self._layout, now, order)
+        if fetch.number not in self._records:
+            span = self._span(order.reference)
+            self._records[fetch.number] = FetchRecord(fetch, order.reference, self._layout, now, span)
+        self._records[fetch.number].begin(now, order)
         self._perform(self._side.fetch(now, fetch.number, order))
+
+    def _span(self, reference: OfferReference) -> Span:
+        attributes = {"engine_id": self._side.engine_id, "request_id": reference.request_id,
+                      "address": reference.address}  # fmt: skip
+        return self._tracer.begin("kvweave.fetch", reference.traceparent, attributes)
 
     def _connect(self, now: float, address: str, future: Future[Peer]) -> None:
         if address in self._peers:
@@ -219,13 +249,39 @@ class DecodeCoordinator:
     def _receive(self, address: str, data: bytes) -> None:
         now = self._clock()
         try:
-            effects = self._side.receive(now, address, decode(data))
+            message = decode(data)
+            if isinstance(message, HandshakeReply):
+                require_own_name(message.engine_id, self._client.key_of(address))
+            if isinstance(message, Checksums):
+                self._compare(address, message)
+            effects = self._side.receive(now, address, message)
         except IncompatiblePeer as error:
             effects = self._side.misfit(now, address, error.problems)
         except RemoteProtocolError as error:
             self._recorder.add("malformed_messages")
             effects = self._side.lose(now, address, str(error))
         self._perform(effects)
+
+    def _ask_for_checksums(self, rank: int, checks: ChecksumBook) -> None:
+        for fetch, pieces in checks.take():
+            record = self._records.get(fetch)
+            layout = None if record is None else self._layouts.get(record.reference.address)
+            if record is None or layout is None:
+                continue
+            source = [held.coordinates for held in layout.ranks].index(pieces.source)
+            request = ChecksumRequest(
+                fetch, record.reference.offer, rank, source, pieces.source_addresses, pieces.sizes
+            )
+            self._perform([Send(record.reference.address, request)])
+            self._recorder.add("checked_pieces", amount=len(pieces.sizes))
+
+    def _compare(self, address: str, message: Checksums) -> None:
+        """Hands checksums to the rank that asked; those of another peer's fetch are nobody's."""
+        record = self._records.get(message.claim)
+        if record is not None and record.reference.address == address and message.asking < len(self._workers):
+            worker = self._workers[message.asking]
+            if isinstance(worker, DecodeWorker):
+                worker.compare(message.claim, message.sums)
 
     def _hear(self, event: WorkerEvent) -> None:
         now = self._clock()
@@ -265,8 +321,9 @@ class DecodeCoordinator:
             self._recorder.add("unsent_messages")
         if isinstance(message, Claim) and message.claim in self._records:
             record = self._records[message.claim]
-            record.claimed_at = self._clock()
-            if record.order is not None:
+            if not record.claim(self._clock()):
+                self._recorder.add("repeated_claims")
+            elif record.order is not None:
                 self._prepare(message.claim, record.order)
 
     def _prepare(self, number: int, order: Order) -> None:
@@ -283,6 +340,9 @@ class DecodeCoordinator:
     def _command_workers(self, command: WorkerCommand) -> None:
         if isinstance(command, PostReads) and command.fetch in self._records:
             self._records[command.fetch].posted_at = self._clock()
+        if isinstance(command, RetryReads) and command.fetch in self._records:
+            self._records[command.fetch].retry(self._clock())
+            self._recorder.add("retried_reads")
         if isinstance(command, ConnectPeer):
             self._layouts[command.address] = command.layout
         for worker in self._workers:
@@ -298,7 +358,7 @@ class DecodeCoordinator:
                 self._recorder.add("handshakes")
                 peer = self._peers[address] = Peer(address, engine_id, self._layouts[address])
                 line = describe_peer(self._side.engine_id, self._layout, engine_id, peer.layout)
-                logger.info("prefill engine %s at %s is ready: %s", engine_id, address, line)
+                logger.info("prefill engine %s at %s is ready: %s", plain(engine_id), address, plain(line))
                 for future in waiting:
                     future.set_result(peer)
                 return
@@ -306,7 +366,8 @@ class DecodeCoordinator:
                 self._recorder.add("peers_lost")
             case PeerFailed():
                 self._recorder.add("handshake_failures", "incompatible" if effect.problems else "unreachable")
-        logger.warning("prefill engine at %s: %s", effect.address, effect.text)
+        text = f"prefill engine at {effect.address}: {effect.text}"
+        self._log.note(self._clock(), logging.WARNING, f"prefill engine at {effect.address}", text)
         self._peers.pop(effect.address, None)
         failed = Failed(
             0, FailureReason.PEER_LOST, effect.text, effect.problems if isinstance(effect, PeerFailed) else ()
@@ -319,6 +380,7 @@ class DecodeCoordinator:
         match effect:
             case effects_of.Delivered():
                 delivered = record.delivered(self._clock())
+                record.span.end("delivered", {"nbytes": delivered.nbytes, "num_rows": delivered.num_rows})
                 self._recorder.add("delivered")
                 self._recorder.add("bytes", amount=delivered.nbytes)
                 self._recorder.add("rows", amount=delivered.num_rows)
@@ -328,6 +390,10 @@ class DecodeCoordinator:
                 record.fetch.deliver(delivered)
             case Failed():
                 self._recorder.add("failed", effect.reason.value)
+                record.span.end(effect.reason.value, {"text": plain(effect.text)})
+                line = f"request {record.fetch.request_id}: {effect.reason.value}: {effect.text}"
+                level = logging.DEBUG if effect.reason is FailureReason.ABORTED else logging.WARNING
+                self._log.note(self._clock(), level, effect.reason.value, line)
                 record.fetch.fail(effect, failure_error(effect, record.cause))
             case Reusable():
                 del self._records[effect.fetch]

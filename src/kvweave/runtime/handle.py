@@ -34,10 +34,11 @@ _KINDS = {
 class Delivered:
     """What a fetch brought.
 
-    ``seconds`` per stage: ``peer`` (waiting for the handshake), ``claim``, ``post`` (rows computed and reads posted,
-    the slowest rank; inside ``read``), ``read`` (until the last read was seen complete), ``grant`` (until a renewal
-    covered it). ``sources`` says how many bytes each of our ranks read from each prefill rank. ``incomplete`` names,
-    per group, target blocks that serve this request but must never be published as a cached prefix.
+    ``seconds`` per stage: ``queued`` (held before it began), ``peer`` (waiting for the handshake), ``claim``, ``post``
+    (rows computed and reads posted, the slowest rank; inside ``read``), ``read`` (until the last read was seen
+    complete), ``grant`` (until a renewal covered it). ``sources`` says how many bytes each of our ranks read from each
+    prefill rank. ``incomplete`` names, per group, target blocks that serve this request but must never be published as
+    a cached prefix.
     """
 
     nbytes: int
@@ -137,6 +138,6 @@ def failure_error(failed: Failed, cause: TransportError | None) -> KVWeaveError:
         return TransportError(_KINDS[reason], text)
     if reason is FailureReason.BLOCK_TABLES:
         return BlockTableError(text)
-    if reason is FailureReason.WRONG_REFERENCE:
+    if reason in (FailureReason.WRONG_REFERENCE, FailureReason.CORRUPTED):
         return RemoteProtocolError(text)
     return TransferRefused(reason.value, text)

@@ -19,8 +19,9 @@ Observer = Callable[[str, str, float], None]
 class Metrics:
     """Totals since the engine started, by (name, label).
 
-    Prefill: ``offers``, ``released`` (reason), ``handshakes``. Decode: ``fetches``, ``delivered``, ``failed`` (reason),
-    ``bytes``, ``rows``, ``seconds`` (stage), ``handshakes``, ``handshake_failures``, ``peers_lost``. Both:
+    Prefill: ``offers``, ``released`` (reason), ``handshakes``, ``refused`` (reason), ``turned_away`` (reason),
+    ``dropped_messages``, ``found_incompatible``. Decode: ``fetches``, ``delivered``, ``failed`` (reason), ``bytes``,
+    ``rows``, ``handshakes``, ``handshake_failures``, ``peers_lost``. Both: ``seconds`` (stage), ``checked_pieces``,
     ``malformed_messages``, ``unsent_messages``.
     """
 

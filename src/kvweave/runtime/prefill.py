@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 
 from kvweave.core.block_table import BlockTables
 from kvweave.core.layout import EngineLayout
-from kvweave.errors import LocalProtocolError
+from kvweave.errors import ConfigurationError, LocalProtocolError
 from kvweave.protocol.messages import MOST_ID_LETTERS, MOST_TOKENS
 from kvweave.protocol.offer import checked_lease
 from kvweave.protocol.reference import OfferReference
@@ -25,12 +25,14 @@ from kvweave.runtime.closing import Closing
 from kvweave.runtime.control import ControlServer
 from kvweave.runtime.drains import drain_command
 from kvweave.runtime.events import PrefillLink
+from kvweave.runtime.keys import CurveKeys
 from kvweave.runtime.links import Patient
 from kvweave.runtime.metrics import Metrics, Observer, Recorder
 from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_names, require_workers
 from kvweave.runtime.polling import PollingThread
 from kvweave.runtime.prefill_coordinator import Offer, PrefillCoordinator, Released, Withdraw
 from kvweave.runtime.tables import checked_tables
+from kvweave.runtime.tracing import Attributes, NoTracer, Span, Tracer
 from kvweave.runtime.workers import PrefillWorker
 
 OnRelease = Callable[[Released], None]
@@ -43,8 +45,10 @@ class PrefillEngine(Closing):
     transport per rank from a unique name; where the ranks' workers live in other processes, ``workers`` are their links
     instead, in the order of the layout's ranks, and belong to the engine from now on. ``bind`` is where decode engines
     reach the control channel (``host:port``, port 0 takes a free one); on several machines name their hosts or networks
-    in ``peers``. ``advertise`` is the host that references name, when it is not the bound one. ``engine_id`` must be
-    new with every restart, and is made up when not given.
+    in ``peers``. ``keys`` closes the channel to everybody without an allowed key, and is what several machines should
+    have. ``advertise`` is the host that references name, when it is not the bound one. ``engine_id`` must be new with
+    every restart, and is made up when not given. With ``checksums`` it computes those of claimed blocks for decode
+    engines that compare them, which is for finding faults: it takes time.
     """
 
     def __init__(
@@ -57,18 +61,23 @@ class PrefillEngine(Closing):
         bind: str = "127.0.0.1:0",
         advertise: str | None = None,
         peers: Sequence[str] = (),
+        keys: CurveKeys | None = None,
         lease_seconds: float = 30.0,
         clock: Clock = boot_time,
         observer: Observer | None = None,
+        tracer: Tracer | None = None,
+        checksums: bool = False,
     ) -> None:
         checked_lease(lease_seconds)
         self.layout = layout
-        self.engine_id = checked_engine_id("prefill", engine_id)
+        self.engine_id = checked_engine_id("prefill", engine_id, keys)
         self._recorder = Recorder(observer)
         self._draining = False
+        self._tracer = tracer or NoTracer()
+        self._clock = clock
         self._generations = itertools.count(secrets.randbits(48))
         with ExitStack() as stack:
-            self._server = ControlServer(bind, PeerList.parse(peers), advertise)
+            self._server = ControlServer(bind, PeerList.parse(peers), advertise, keys)
             stack.callback(self._server.close)
             for worker in workers:
                 stack.callback(worker.close)
@@ -77,7 +86,10 @@ class PrefillEngine(Closing):
                 workers = _local_workers(self.engine_id, layout, transport, stack)
             require_workers(self.engine_id, layout, workers)
             side = PrefillSide(self.engine_id, layout, [worker.agent_data for worker in workers], lease_seconds)
-            self._coordinator = PrefillCoordinator(side, self._server, workers, clock, self._recorder)
+            summed = layout.ranks if checksums else ()
+            if checksums and remote:
+                raise ConfigurationError("checksums: the ranks live in other processes, whose memory is not seen here")
+            self._coordinator = PrefillCoordinator(side, self._server, workers, clock, self._recorder, summed)
             self._thread = PollingThread(self.engine_id, Patient(self._coordinator) if remote else self._coordinator)
             stack.pop_all()
 
@@ -93,29 +105,35 @@ class PrefillEngine(Closing):
         blocks: BlockTables,
         on_release: OnRelease | None = None,
         lease_seconds: float | None = None,
+        traceparent: str | None = None,
     ) -> OfferReference | None:
         """Offers the first ``num_tokens`` tokens of a request; never waits.
 
         ``blocks`` are logical block ids per group, and stay pinned until ``on_release`` is called (once, on the polling
         thread, must be quick). With no valid token nothing is offered: the blocks are released at once and there is no
-        reference. Raises ``BlockTableError`` for ids that this engine does not have.
+        reference. Raises ``BlockTableError`` for ids that this engine does not have. ``traceparent`` is that of the
+        request's own span, where there is one.
         """
         self._require_alive()
         if self._draining:
             raise LocalProtocolError(f"engine {self.engine_id}: it is being drained; offer {request_id[:40]!r} nowhere")
+        offered_at = self._clock()
         if not 0 <= num_tokens <= MOST_TOKENS or not 0 < len(request_id) <= MOST_ID_LETTERS:
             raise LocalProtocolError(
                 f"offer {request_id[:40]!r}: num_tokens is {num_tokens}, the id has {len(request_id)} letters; "
                 f"at most {MOST_TOKENS} tokens and 1 to {MOST_ID_LETTERS} letters can be offered"
             )
         tables = checked_tables("source", self.layout, blocks)
-        reference = OfferReference(
-            self.engine_id, self._server.host, self._server.port, request_id, next(self._generations), num_tokens,
-            tables, self.layout.parallel.tp,
-        )  # fmt: skip
         if lease_seconds is not None:
             checked_lease(lease_seconds)
+        attributes: Attributes = {"engine_id": self.engine_id, "request_id": request_id, "num_tokens": num_tokens}
+        span = self._tracer.begin("kvweave.offer", traceparent, attributes)
+        reference = OfferReference(
+            self.engine_id, self._server.host, self._server.port, request_id, next(self._generations), num_tokens,
+            tables, self.layout.parallel.tp, span.traceparent,
+        )  # fmt: skip
         announcement: Future[Released] = Future()
+        announcement.add_done_callback(lambda future: self._end(span, offered_at, future.result()))
         if on_release is not None:
             announcement.add_done_callback(lambda future: on_release(future.result()))
         self._coordinator.submit(Offer(reference, lease_seconds, announcement))
@@ -149,6 +167,13 @@ class PrefillEngine(Closing):
     def close(self) -> None:
         """Releases all offers and ends, in bounded time."""
         self._thread.close()
+
+    def _end(self, span: Span, offered_at: float, released: Released) -> None:
+        """Notes how long an offer's blocks were pinned; on the polling thread."""
+        now = self._clock()
+        self._recorder.add("seconds", "pinned", now - offered_at)
+        span.stage("pinned", offered_at, now)
+        span.end(released.reason.value, {})
 
     def _require_alive(self) -> None:
         if not self._thread.alive:

@@ -6,29 +6,46 @@ It carries out the effects of ``PrefillSide`` and tells it what happened.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from kvweave.core.layout import RankLayout
 from kvweave.errors import IncompatiblePeer, RemoteProtocolError
 from kvweave.protocol.codec import decode, encode
 from kvweave.protocol.effects import Drained, Greeted, PrefillEffect, Release, ReleaseReason, Send, TurnedDown
-from kvweave.protocol.messages import OfferKey
+from kvweave.protocol.messages import (
+    ChecksumRequest,
+    Checksums,
+    HandshakeRefused,
+    HandshakeRequest,
+    OfferKey,
+    RefusalReason,
+    Refused,
+)
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import PrefillSide
+from kvweave.runtime.allowance import Allowance
+from kvweave.runtime.checksums import checksums, require_registered
 from kvweave.runtime.clock import Clock
 from kvweave.runtime.commands import CommandQueue
-from kvweave.runtime.control import ControlServer
+from kvweave.runtime.control import Caller, ControlServer
 from kvweave.runtime.drains import Drain, Drains
 from kvweave.runtime.events import PrefillLink
+from kvweave.runtime.log_lines import LogLines
 from kvweave.runtime.metrics import Recorder
+from kvweave.runtime.naming import require_own_name
 from kvweave.runtime.polling import Activity
 
 GREETED_SECONDS = 5.0
 """How long after a handshake the thread stays awake for the connections that follow."""
-
-logger = logging.getLogger("kvweave")
+MOST_HANDSHAKE_BYTES = 64 << 20
+HANDSHAKE_BYTES_PER_SECOND = 8 << 20
+LEAST_HANDSHAKE_BYTES = 128 << 10
+"""What answers to the handshakes of one key (or host, without keys) may have, each counted as the last at least: 512 at
+once, 64 a second, so that nobody drives the connections of others out of the reception's memory between two heartbeats.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +77,10 @@ PrefillCommand = Offer | Withdraw | Drain
 
 
 class PrefillCoordinator:
-    """Offers, control channel and workers of one engine, driven by one thread. ``submit`` alone is for all threads."""
+    """Offers, control channel and workers of one engine, driven by one thread. ``submit`` alone is for all threads.
+
+    ``summed`` are the ranks whose checksums are given to those who read them; none unless faults are looked for.
+    """
 
     def __init__(
         self,
@@ -69,6 +89,7 @@ class PrefillCoordinator:
         workers: Sequence[PrefillLink],
         clock: Clock,
         recorder: Recorder,
+        summed: Sequence[RankLayout] = (),
     ) -> None:
         self._side = side
         self._server = server
@@ -79,6 +100,10 @@ class PrefillCoordinator:
         self._announcements: dict[OfferKey, Future[Released]] = {}
         self._awake_until = 0.0
         self._drains = Drains()
+        self._summed = summed
+        self._log = LogLines(side.offers.engine_id, recorder)
+        self._dropped = 0
+        self._handshakes = Allowance(MOST_HANDSHAKE_BYTES, HANDSHAKE_BYTES_PER_SECOND)
 
     def submit(self, command: PrefillCommand) -> None:
         """Queues a command, from any thread; it is carried out before any message that comes in later.
@@ -102,7 +127,9 @@ class PrefillCoordinator:
             self._receive(connection, data)
         now = self._clock()
         self._perform(self._side.handle_timer(now))
-        busy = self._side.offers.being_read > 0 or now < self._awake_until
+        self._look_at_callers(now)
+        self._log.tick(now)
+        busy = self._side.offers.being_read > 0 or now < self._awake_until or self._server.waiting
         for worker in self._workers:
             worker.attend(busy)
         return Activity.SERVING if busy else Activity.IDLE
@@ -141,24 +168,69 @@ class PrefillCoordinator:
         self._announcements[command.reference.offer] = command.announcement
         self._perform(self._side.offer(now, command.reference, command.lease_seconds))
 
-    def _receive(self, connection: Hashable, data: bytes) -> None:
+    def _receive(self, connection: Caller, data: bytes) -> None:
         try:
-            effects = self._side.receive(self._clock(), connection, decode(data))
+            message = decode(data)
+            if isinstance(message, HandshakeRequest):
+                effects = self._greet(connection, message)
+            elif isinstance(message, ChecksumRequest):
+                effects = self._checksum(connection, message)
+            else:
+                effects = self._side.receive(self._clock(), connection, message)
         except IncompatiblePeer as error:
-            logger.warning("a peer of another version called: %s", error)
             effects = self._side.other_version(connection, str(error))
         except RemoteProtocolError as error:
             self._recorder.add("malformed_messages")
-            logger.debug("malformed message: %s", error)
+            text = f"{connection.host}: malformed message: {error}"
+            self._log.note(self._clock(), logging.WARNING, f"{connection.host}: malformed messages", text)
             return
         self._perform(effects)
+
+    def _greet(self, caller: Caller, request: HandshakeRequest) -> tuple[PrefillEffect, ...]:
+        """The answer to a handshake: costly ones have an allowance, and nobody takes another engine's name."""
+        now = self._clock()
+        try:
+            require_own_name(request.engine_id, caller.key)
+        except RemoteProtocolError as error:
+            return (Send(caller, HandshakeRefused(request.attempt, RefusalReason.WRONG_KEY, str(error))),)
+        if not self._handshakes.take(now, caller.identity, max(self._side.handshake_bytes, LEAST_HANDSHAKE_BYTES)):
+            text = "too many handshakes from this engine or host; wait some seconds"
+            return (Send(caller, HandshakeRefused(request.attempt, RefusalReason.TOO_MANY, text)),)
+        return self._side.receive(now, caller, request)
+
+    def _checksum(self, caller: Caller, request: ChecksumRequest) -> tuple[PrefillEffect, ...]:
+        """The checksums of pieces that the caller has claimed; raises ``RemoteProtocolError`` for foreign memory."""
+        if not self._summed or not self._side.has_claimed(self._clock(), caller, request.offer):
+            reason = RefusalReason.NOT_CLAIMED if self._summed else RefusalReason.NO_CHECKSUMS
+            text = "not your offer" if self._summed else "this engine computes no checksums; start it with checksums"
+            return (Send(caller, Refused(request.claim, reason, text)),)
+        if request.rank >= len(self._summed):
+            raise RemoteProtocolError(f"checksums: rank {request.rank} of {len(self._summed)}")
+        require_registered(self._summed[request.rank], request.addresses, request.sizes)
+        self._recorder.add("checked_pieces", amount=len(request.sizes))
+        sums = checksums(request.addresses, request.sizes)
+        return (Send(caller, Checksums(request.claim, request.asking, sums)),)
+
+    def _look_at_callers(self, now: float) -> None:
+        """Counts and names those who were turned away at the door, or sent more than can be handled."""
+        turned_away, more = self._server.take_turned_away()
+        for caller in turned_away:
+            self._recorder.add("turned_away", caller.reason)
+            key = f" with key {caller.key}" if caller.key else ""
+            text = f"turned away: {caller.host}{key}: {caller.reason}; if it is yours, {caller.remedy}"
+            self._log.note(now, logging.WARNING, f"turned away ({caller.reason}) {caller.host} {caller.key}", text)
+        if more:
+            self._recorder.add("turned_away", "not_named", more)
+        if self._server.dropped > self._dropped:
+            self._recorder.add("dropped_messages", amount=self._server.dropped - self._dropped)
+            self._dropped = self._server.dropped
+            self._log.note(now, logging.WARNING, "messages dropped", "a peer sends more than can be handled")
 
     def _perform(self, effects: Iterable[PrefillEffect]) -> None:
         for effect in effects:
             match effect:
                 case Send():
-                    if not self._server.send(effect.to, encode(effect.message)):
-                        self._recorder.add("unsent_messages")
+                    self._send(effect)
                 case Release():
                     self._release(effect)
                 case Drained():
@@ -166,13 +238,23 @@ class PrefillCoordinator:
                 case Greeted():
                     self._recorder.add("handshakes")
                     self._awake_until = self._clock() + GREETED_SECONDS
-                    logger.info("decode engine %s connected", effect.engine_id)
+                    line = f"decode engine {effect.engine_id} connected"
+                    self._log.note(self._clock(), logging.INFO, "decode engines connected", line)
                 case TurnedDown():
-                    logger.warning(
-                        "decode engine %s finds us incompatible:\n%s",
-                        effect.engine_id,
-                        "\n".join(map(str, effect.problems)),
-                    )
+                    self._recorder.add("found_incompatible")
+                    problems = "; ".join(map(str, effect.problems[:5]))
+                    line = f"decode engine {effect.engine_id} finds us incompatible: {problems}"
+                    self._log.note(self._clock(), logging.WARNING, "found incompatible", line)
+
+    def _send(self, effect: Send) -> None:
+        message = effect.message
+        if isinstance(message, Refused | HandshakeRefused):
+            self._recorder.add("refused", message.reason.value)
+            host = effect.to.host if isinstance(effect.to, Caller) else effect.to
+            line = f"{host}: refused ({message.reason.value}): {message.text}"
+            self._log.note(self._clock(), logging.WARNING, f"refused ({message.reason.value})", line)
+        if not self._server.send(effect.to, encode(message)):
+            self._recorder.add("unsent_messages")
 
     def _release(self, effect: Release) -> None:
         self._recorder.add("released", effect.reason.value)

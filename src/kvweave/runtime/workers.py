@@ -12,9 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from kvweave.core.descriptors import RequestDescriptors, Rows
+from kvweave.core.descriptors import RequestDescriptors
 from kvweave.core.layout import EngineLayout, RankLayout
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.plan import TransferPlan, plan_transfer
@@ -22,6 +20,7 @@ from kvweave.core.read import Read
 from kvweave.core.replicas import others
 from kvweave.errors import BlockTableError, IncompatibleLayouts, KVWeaveError, TransportError, TransportErrorKind
 from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads, RetryReads
+from kvweave.runtime.checksums import ChecksumBook
 from kvweave.runtime.clock import Clock
 from kvweave.runtime.events import (
     Connected,
@@ -33,6 +32,7 @@ from kvweave.runtime.events import (
     WorkerCommand,
     WorkerEvent,
 )
+from kvweave.runtime.memory_kinds import MemoryKinds, split_by_kind
 from kvweave.transport.base import ReadHandle, ReadState, Transport
 from kvweave.transport.rows import ReadRows
 
@@ -68,21 +68,13 @@ class PrefillWorker:
         self._transport.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Memories:
-    """Which kind of memory each region of a rank is, numbered."""
-
-    kinds: tuple[tuple[str, int], ...]
-    numbers: np.ndarray[tuple[int], np.dtype[np.int64]]
-
-
 @dataclass(slots=True)
 class _Peer:
     attempt: int
     plan: TransferPlan
     agents: dict[RankCoordinates, str]
     connecting: list[ReadHandle]
-    memories: dict[RankCoordinates, _Memories]
+    memories: dict[RankCoordinates, MemoryKinds]
 
 
 @dataclass(slots=True)
@@ -93,6 +85,7 @@ class _Reads:
     failed: bool = False
     command: PostReads | None = None
     failed_agents: set[str] = field(default_factory=set)
+    rows: list[tuple[RankCoordinates, ReadRows]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +101,24 @@ class _Prepared:
 class DecodeWorker:
     """One decode rank, number ``rank`` of its engine. One thread calls it.
 
-    ``registered`` says that its memory is registered with the transport already.
+    ``registered`` says that its memory is registered with the transport already; with ``checks`` no reads end before
+    the checksums of their sources came.
     """
 
     def __init__(
-        self, rank: int, layout: EngineLayout, transport: Transport, clock: Clock, registered: bool = False
+        self,
+        rank: int,
+        layout: EngineLayout,
+        transport: Transport,
+        clock: Clock,
+        registered: bool = False,
+        checks: ChecksumBook | None = None,
     ) -> None:
+        self.checks = checks
         self._rank = rank
         self._layout = layout
         self._own = layout.ranks[rank]
-        self._memories = _memories(self._own)
+        self._memories = MemoryKinds.of(self._own)
         self._transport = transport
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
@@ -160,8 +161,7 @@ class DecodeWorker:
             self._post(fenced)
             return
         self._allowed[fetch] = None
-        while len(self._allowed) > _MOST_ALLOWED:
-            del self._allowed[next(iter(self._allowed))]
+        _forget_oldest(self._allowed, _MOST_ALLOWED)
 
     def poll(self) -> list[WorkerEvent]:
         """Moves bytes, and tells what has ended since."""
@@ -172,6 +172,12 @@ class DecodeWorker:
             self._look_at_reads(fetch, self._reads[fetch])
         events, self._events = self._events, []
         return events
+
+    def compare(self, fetch: int, sums: Sequence[int]) -> None:
+        """The source's checksums came."""
+        wrong = None if self.checks is None else self.checks.answer(fetch, sums)
+        if wrong is not None and fetch in self._reads:
+            self._fail(fetch, FailureReason.CORRUPTED, wrong)
 
     def sockets(self) -> Sequence[Any]:
         """See ``DecodeLink``."""
@@ -191,7 +197,7 @@ class DecodeWorker:
             self._report(command.address, command.attempt, str(error))
         else:
             agents = {source: handle.peer for source, handle in handles.items()}
-            memories = {source: _memories(command.layout.at(source)) for source in handles}
+            memories = {source: MemoryKinds.of(command.layout.at(source)) for source in handles}
             self._peers[command.address] = _Peer(command.attempt, plan, agents, list(handles.values()), memories)
             if not handles:
                 self._events.append(Connected(command.address, command.attempt, self._rank))
@@ -226,6 +232,9 @@ class DecodeWorker:
             self._reads[fetch] = _Reads(self._clock())
         for handle in self._reads[fetch].handles if fetch in self._reads else ():
             self._transport.cancel(handle)
+        if self.checks is not None and fetch in self._reads:
+            self._reads[fetch].rows.clear()
+            self.checks.drop(fetch)
 
     def _post(self, command: PostReads) -> None:
         self._allowed.pop(command.fetch, None)
@@ -238,7 +247,7 @@ class DecodeWorker:
             prepared = self._prepared.pop(command.fetch, None)
             if prepared is None or prepared.peer is not peer or prepared.reads != command:
                 prepared = self._rows(peer, command)
-            self._read(reads, prepared)
+            self._read(peer, reads, prepared)
         except BlockTableError as error:
             self._fail(command.fetch, FailureReason.BLOCK_TABLES, str(error))
         except KVWeaveError as error:
@@ -246,10 +255,13 @@ class DecodeWorker:
         else:
             reads.statistics = _statistics(prepared.descriptors, self._clock() - reads.started_at)
 
-    def _read(self, reads: _Reads, prepared: _Prepared) -> None:
+    def _read(self, peer: _Peer, reads: _Reads, prepared: _Prepared) -> None:
         """Posts one by one: where one cannot be posted, those before it are under way and are waited for."""
         for agent, part in prepared.parts:
             reads.handles.append(self._transport.read(agent, part))
+        if self.checks is not None:
+            sources = {agent: source for source, agent in peer.agents.items()}
+            reads.rows += [(sources[agent], part) for agent, part in prepared.parts]
 
     def _prepare(self, reads: PostReads) -> None:
         """Computes rows ahead; what is wrong with them is told by ``_post``, which computes them again."""
@@ -258,8 +270,7 @@ class DecodeWorker:
             return
         with suppress(KVWeaveError):
             self._prepared[reads.fetch] = self._rows(peer, reads)
-        while len(self._prepared) > _MOST_PREPARED:
-            del self._prepared[next(iter(self._prepared))]
+        _forget_oldest(self._prepared, _MOST_PREPARED)
 
     def _rows(self, peer: _Peer, command: PostReads) -> _Prepared:
         descriptors = peer.plan.descriptors(
@@ -269,7 +280,7 @@ class DecodeWorker:
         parts = [
             (peer.agents[source], part)
             for source, rows in descriptors.items()
-            for part in _parts(peer.memories[source], self._memories, rows)
+            for part in split_by_kind(peer.memories[source], self._memories, rows)
         ]
         return _Prepared(command, peer, descriptors, tuple(parts))
 
@@ -281,12 +292,11 @@ class DecodeWorker:
             lost = error is not None and error.kind is TransportErrorKind.PEER_LOST
             reason = FailureReason.PEER_LOST if lost else FailureReason.READ_FAILED
             self._fail(fetch, reason, str(error), error, elsewhere=not lost and bool(self._elsewhere(reads)))
-        if all(handle.state.terminal for handle in reads.handles):
+        if all(handle.state.terminal for handle in reads.handles) and not self._checking(fetch, reads):
             del self._reads[fetch]
             if failed:
                 self._failed[fetch] = reads
-                while len(self._failed) > _MOST_FAILED:
-                    del self._failed[next(iter(self._failed))]
+                _forget_oldest(self._failed, _MOST_FAILED)
             now = self._clock()
             statistics = reads.statistics
             ended = ReadStatistics(
@@ -294,6 +304,18 @@ class DecodeWorker:
                 statistics.incomplete,
             )  # fmt: skip
             self._events.append(ReadsEnded(fetch, self._rank, now, ended))
+
+    def _checking(self, fetch: int, reads: _Reads) -> bool:
+        """Whether checksums are awaited; begins with them when the last read has ended well.
+
+        After a failure the rows stay: those that were read well are compared when the others were read elsewhere.
+        """
+        if self.checks is None or reads.failed:
+            return False
+        if reads.rows and reads.command is not None:
+            self.checks.begin(fetch, reads.rows, reads.command.target_tables)
+        reads.rows = []
+        return self.checks.busy(fetch)
 
     def _fail(
         self,
@@ -322,17 +344,25 @@ class DecodeWorker:
             self._fail(fetch, FailureReason.READ_FAILED, "no other replica has what could not be read")
             return
         peer = self._peers[reads.command.address]
+        failed = _sources(peer, reads.failed_agents)
+        reads.rows = [(source, part) for source, part in reads.rows if source not in failed]
         again = [
             self._rows(replace(peer, plan=_only(peer.plan, self._own, part)), replace(reads.command, salt=salt))
             for salt, part in turns.items()
         ]
         try:
             for rows in again:
-                self._read(reads, rows)
+                self._read(peer, reads, rows)
         except KVWeaveError as error:
             self._fail(fetch, FailureReason.READ_FAILED, str(error))
         read = [_statistics(rows.descriptors, 0.0) for rows in again]
-        reads.statistics = reads.statistics.instead(_sources(peer, reads.failed_agents), read)
+        reads.statistics = reads.statistics.instead(failed, read)
+
+
+def _forget_oldest(kept: dict[int, Any], most: int) -> None:
+    """Lets the oldest entries go until at most ``most`` are left."""
+    while len(kept) > most:
+        del kept[next(iter(kept))]
 
 
 def _sources(peer: _Peer, agents: set[str]) -> set[RankCoordinates]:
@@ -341,23 +371,6 @@ def _sources(peer: _Peer, agents: set[str]) -> set[RankCoordinates]:
 
 def _only(plan: TransferPlan, target: RankLayout, reads: tuple[Read, ...]) -> TransferPlan:
     return replace(plan, reads={target.coordinates: reads})
-
-
-def _memories(rank: RankLayout) -> _Memories:
-    places = [(region.memory.value, region.device) for region in rank.regions]
-    kinds = tuple(dict.fromkeys(places))
-    return _Memories(kinds, np.array([kinds.index(place) for place in places], dtype=np.int64))
-
-
-def _parts(there: _Memories, here: _Memories, rows: Rows) -> Iterator[ReadRows]:
-    """The rows of one source, apart by memory kind and device of both ends."""
-    kinds = there.numbers[rows.source_region] * len(here.kinds) + here.numbers[rows.target_region]
-    for kind in np.unique(kinds).tolist():
-        chosen = slice(None) if len(there.kinds) == len(here.kinds) == 1 else kinds == kind
-        yield ReadRows(
-            rows.source_address[chosen], rows.target_address[chosen], rows.nbytes[chosen],
-            *there.kinds[kind // len(here.kinds)], *here.kinds[kind % len(here.kinds)],
-        )  # fmt: skip
 
 
 def _statistics(descriptors: RequestDescriptors, post_seconds: float) -> ReadStatistics:

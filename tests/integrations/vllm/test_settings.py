@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from vllm.config import KVTransferConfig
 
 from kvweave.errors import ConfigurationError
 from kvweave.integrations.vllm.settings import DECODE, PREFILL, read_settings
+from kvweave.runtime.keys import make_key_files
 
 
 def config(role: str = "kv_producer", index: int = 0, **extra: object) -> Any:
@@ -73,3 +75,22 @@ def test_a_misspelled_key_is_told(caplog: pytest.LogCaptureFixture) -> None:
 def test_known_keys_are_not(caplog: pytest.LogCaptureFixture) -> None:
     read_settings(config(port=5600))
     assert caplog.text == ""
+
+
+def test_keys_are_read_from_their_files(tmp_path: Path) -> None:
+    own, other = make_key_files(tmp_path / "own"), make_key_files(tmp_path / "allowed", "decode")
+    secret_file = str(tmp_path / "own" / "engine.key_secret")
+    for allowed in (str(tmp_path / "allowed"), [other.public]):
+        keys = read_settings(config(keys=secret_file, allowed_keys=allowed)).keys
+        assert keys is not None
+        assert (keys.public, list(keys.allowed.values())) == (own.public, [other.public])
+
+
+@pytest.mark.parametrize(
+    ("stated", "line"),
+    [({"keys": "x"}, '"allowed_keys": "FOLDER"'), ({"allowed_keys": "x"}, '"keys": "FOLDER/engine.key_secret"')],
+    ids=["no allowed keys", "no own key"],
+)
+def test_half_of_the_keys_is_refused_with_the_line_to_add(stated: dict[str, object], line: str) -> None:
+    with pytest.raises(ConfigurationError, match=line):
+        read_settings(config(**stated))

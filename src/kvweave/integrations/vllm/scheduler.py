@@ -131,8 +131,8 @@ class SchedulerRole:
         settings = self._settings
         engine = PrefillEngine(
             layout, workers=_links(ranks, PREFILL), engine_id=engine_name(PREFILL), bind=settings.bind,
-            advertise=settings.advertise, peers=settings.peers, lease_seconds=settings.lease_seconds,
-            observer=self._stats.count,
+            advertise=settings.advertise, peers=settings.peers, keys=settings.keys,
+            lease_seconds=settings.lease_seconds, observer=self._stats.count,
         )  # fmt: skip
         self._engines.append(engine)
         return engine
@@ -141,10 +141,11 @@ class SchedulerRole:
         links = _links(ranks, DECODE)
         for number, link in enumerate(links):
             link.adopt(number, layout)
-        peers = self._settings.peers
+        settings = self._settings
         engine = DecodeEngine(
-            layout, workers=links, engine_id=engine_name(DECODE), peers=peers, observer=self._stats.count
-        )
+            layout, workers=links, engine_id=engine_name(DECODE), peers=settings.peers, keys=settings.keys,
+            observer=self._stats.count, bind=settings.bind if settings.port and settings.roles == (DECODE,) else None,
+        )  # fmt: skip
         self._engines.append(engine)
         return engine
 

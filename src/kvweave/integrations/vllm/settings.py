@@ -8,9 +8,12 @@
 In ``kv_connector_extra_config``:
 
 ==========================  ==========================================================================================
-``host``, ``port``          where decode engines reach this engine (127.0.0.1, and a free port)
+``host``, ``port``          where decode engines reach this engine (127.0.0.1, and a free port); a ``kv_consumer`` with
+                            a port describes itself there to ``kvweave check``
 ``advertise``               the host that they are told, when it is not ``host``
 ``peers``                   the other side's engines: ``host:port``, ``host`` or a network; loopback is always allowed
+``keys``                    this engine's ``.key_secret`` file, see ``kvweave keys``; several machines should have keys
+``allowed_keys``            the other side's public keys: a folder of ``.key`` files, or a list of keys
 ``kv_lease_duration``       seconds for which finished blocks stay, from the last sign of life on (30)
 ``kv_recompute_threshold``  a prompt of fewer missing tokens than this is computed, not fetched (0)
 ``fingerprint``             what both sides' weights are called; a sample of the checkpoint unless set, "" says nothing
@@ -25,12 +28,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvweave.errors import ConfigurationError
+from kvweave.runtime import CurveKeys
 
 PREFILL, DECODE = "prefill", "decode"
 
 _ROLES = {"kv_producer": (PREFILL,), "kv_consumer": (DECODE,), "kv_both": (PREFILL, DECODE)}
 _EVERY_ADDRESS = ("0.0.0.0", "::", "*")
-_KEYS = ("host", "port", "advertise", "peers", "kv_lease_duration", "kv_recompute_threshold", "fingerprint")
+_KEYS = (
+    "host", "port", "advertise", "peers", "keys", "allowed_keys", "kv_lease_duration", "kv_recompute_threshold",
+    "fingerprint",
+)  # fmt: skip
 
 logger = logging.getLogger("kvweave")
 
@@ -45,6 +52,7 @@ class Settings:
     port: int = 0
     advertise: str | None = None
     peers: tuple[str, ...] = ()
+    keys: CurveKeys | None = None
     lease_seconds: float = 30.0
     recompute_threshold: int = 0
     fingerprint: str | None = None
@@ -77,9 +85,9 @@ def read_settings(vllm_config: Any) -> Settings:
         )
     return Settings(
         _ROLES[transfer.kv_role], str(transfer.engine_id), host,
-        port + parallel.data_parallel_index if port else 0, advertise, _peers(extra),
-        _seconds(extra, "kv_lease_duration", 30.0), _whole(extra, "kv_recompute_threshold", 0),
-        _text(extra, "fingerprint", None),
+        port + parallel.data_parallel_index if port else 0, advertise,
+        _texts(extra, "peers", '["10.0.0.7"]'), _keys(extra), _seconds(extra, "kv_lease_duration", 30.0),
+        _whole(extra, "kv_recompute_threshold", 0), _text(extra, "fingerprint", None),
     )  # fmt: skip
 
 
@@ -104,10 +112,21 @@ def _seconds(extra: Mapping[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
-def _peers(extra: Mapping[str, Any]) -> tuple[str, ...]:
-    peers = extra.get("peers", ())
-    if not isinstance(peers, list | tuple) or not all(isinstance(peer, str) for peer in peers):
-        raise ConfigurationError(
-            f'kv_connector_extra_config.peers: {peers!r} is not a list of texts; name hosts: ["10.0.0.7"]'
-        )
-    return tuple(peers)
+def _texts(extra: Mapping[str, Any], key: str, example: str) -> tuple[str, ...]:
+    texts = extra.get(key, ())
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ConfigurationError(f"kv_connector_extra_config.{key}: {texts!r} is not a list of texts such as {example}")
+    return tuple(texts)
+
+
+def _keys(extra: Mapping[str, Any]) -> CurveKeys | None:
+    """The keys, where both settings are there; raises ``ConfigurationError`` that names the line to add."""
+    own, allowed = _text(extra, "keys", None), extra.get("allowed_keys")
+    if own is None and allowed is None:
+        return None
+    if own is None or allowed is None:
+        lacking = '"keys": "FOLDER/engine.key_secret"' if own is None else '"allowed_keys": "FOLDER"'
+        raise ConfigurationError(f"kv_connector_extra_config: keys need both settings; add {lacking}")
+    if not isinstance(allowed, str):
+        allowed = _texts(extra, "allowed_keys", '["<a public key of 40 letters>"]')
+    return CurveKeys.load(own, allowed)

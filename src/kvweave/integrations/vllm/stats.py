@@ -14,6 +14,8 @@ from kvweave.runtime import Delivered
 _LISTS = ("transfer_seconds", "post_seconds", "wait_seconds", "bytes", "rows")
 _COUNTERS = {
     "failed": "Requests whose cache could not be loaded, by reason.",
+    "repeated_claims": "Claims said again because no answer had come.",
+    "retried_reads": "Ranks whose failed reads were read again from another replica.",
     "declined": "Offers given back: nothing of them was missing here, or the request was aborted.",
     "released": "Offers whose blocks were freed, by reason (lease_ended: nobody came in time).",
     "offers": "Prompts offered to decode engines.",
@@ -21,6 +23,9 @@ _COUNTERS = {
     "handshake_failures": "Handshakes that did not, by reason.",
     "peers_lost": "Prefill engines that were ready and are lost.",
     "malformed_messages": "Messages of peers that could not be read.",
+    "refused": "Claims, renewals and handshakes refused, by reason.",
+    "turned_away": "Connections that were not let in, by reason.",
+    "dropped_messages": "Messages of peers that sent more than can be handled.",
 }
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _POWERS = tuple(float(2**exponent) for exponent in range(10, 36, 2))
