@@ -12,6 +12,9 @@ from kvweave.protocol.renewal import interval_seconds
 from kvweave.protocol.timers import Timers
 from kvweave.protocol.timing import Timing
 
+MOST_SILENT_SECONDS = 0.1
+"""A request that is queued for less needs no heartbeat."""
+
 
 @dataclass(slots=True)
 class _Contact:
@@ -52,7 +55,7 @@ class Contacts:
         return None if contact is None else contact.lease_seconds
 
     def salt(self, address: str) -> int:
-        """A rotation per peer, one step a granted claim; engines begin at different replicas."""
+        """A rotation per peer, one step a claim; engines begin at different replicas."""
         contact = self._contacts.get(address)
         return self._first_salt if contact is None else contact.salt
 
@@ -65,6 +68,12 @@ class Contacts:
     def hear(self, address: str) -> None:
         """The peer has said something."""
         self._silences.cancel(address)
+
+    def hold(self, address: str, now: float) -> None:
+        """An offer is held from now on; if that lasts, the next heartbeat names it."""
+        lease = self.lease(address)
+        if lease is not None:
+            self.beat_by(address, now + min(MOST_SILENT_SECONDS, interval_seconds(lease, self._timing)))
 
     def beat_by(self, address: str, moment: float) -> None:
         """The next heartbeat comes at ``moment`` or earlier."""

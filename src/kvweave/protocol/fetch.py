@@ -4,14 +4,17 @@ The rule that keeps stale bytes out: a fetch is delivered only if the prefill si
 all reads of all ranks were seen complete before the moment that renewal was *sent* plus the granted lease. Both
 moments are on our own clock, so no clocks are compared::
 
-    claim ---> claimed: reads posted + renewal 1 sent at s1        renewal 2 sent at s2
-               |------------- granted lease ------------|
-                                       |------------- granted lease ------------|
+    claim, renewal 1 and reads at s1          renewal 2 sent at s2
+    |------------- granted lease ------------|
+                                              |------------- granted lease ------------|
                      reads complete at c:  deliver if some granted s + lease > c
 
 Rules beside it:
 
-- Reads start in the same call as the first renewal; renewals repeat at a fraction of the lease while reads last.
+- Claim, first renewal and reads start in the same call, on the reference's word. That is safe because an offer that is
+  there to be claimed and renewed has been there since its reference exists. Until the claim is granted, and is said to
+  hold what the reference says, nothing is delivered; when it is refused, the reads were in vain.
+- Renewals repeat at a fraction of the lease while reads last.
 - One report per fetch, ``Delivered`` or ``Failed``. ``Reusable`` follows a failure once no read of any rank is left.
 - What a rank could not read is read again where another replica has it, before the fetch is given up.
 - Every rank of ours acknowledges once: after a delivery all of them, after a failure each when its reads are terminal
@@ -95,10 +98,6 @@ class FetchBook:
         """Whether nothing is taken any more and nothing is left."""
         return self._retired and not self._fetches and not self.acknowledgements
 
-    def next_salt(self, address: str) -> int:
-        """Which turn of the rotation over a peer's replicas comes next; see ``Contacts.salt``."""
-        return self._contacts.salt(address)
-
     def state(self, number: int) -> FetchState | None:
         """Where a fetch stands; None when there is no record of it (never begun, or over)."""
         fetch = self._fetches.get(number)
@@ -111,7 +110,7 @@ class FetchBook:
             return refused
         if address not in self._contacts:
             return (WantPeer(address),)
-        self._contacts.beat_by(address, now)
+        self._contacts.hold(address, now)
         return ()
 
     def fetch(self, now: float, number: int, order: Order) -> Effects:
@@ -188,7 +187,7 @@ class FetchBook:
         fetch = self._fetches.get(number)
         if fetch is None or rank not in fetch.reading:
             return ()
-        if rank in fetch.again and fetch.state is FetchState.READING:
+        if rank in fetch.again and fetch.state in (FetchState.CLAIMING, FetchState.READING):
             fetch.again.discard(rank)
             fetch.step(FetchEvent.RETRY)
             return (RetryReads(number, rank),)
@@ -198,9 +197,15 @@ class FetchBook:
         if fetch.reading:
             return acknowledged
         self._reading.discard(number)
+        match fetch.state:
+            case FetchState.AWAITING_PEER:
+                return self._claim(now, fetch)
+            case FetchState.CLAIMING:
+                return ()
+            case FetchState.DRAINING:
+                fetch.step(FetchEvent.READS_END)
+                return acknowledged + self._end(fetch) + (Reusable(number),)
         fetch.step(FetchEvent.READS_END)
-        if fetch.state is FetchState.FAILED:
-            return acknowledged + self._end(fetch) + (Reusable(number),)
         return self._settle(now, fetch)
 
     def read_failed(
@@ -212,10 +217,16 @@ class FetchBook:
         rank have ended.
         """
         fetch = self._fetches.get(number)
-        if fetch is None or fetch.state is not FetchState.READING or rank not in fetch.reading:
+        reading = (FetchState.CLAIMING, FetchState.READING)
+        if fetch is None or fetch.state not in reading or rank not in fetch.reading:
             return ()
         if elsewhere and reason is FailureReason.READ_FAILED:
             fetch.again.add(rank)
+            return ()
+        if fetch.state is FetchState.CLAIMING:
+            if reason is FailureReason.PEER_LOST:
+                return (ForgetPeer(fetch.address, text),)
+            fetch.doubt = fetch.doubt or (reason, text)
             return ()
         effects = self._give_up(now, fetch, reason, text)
         return (*effects, ForgetPeer(fetch.address, text)) if reason is FailureReason.PEER_LOST else effects
@@ -248,10 +259,19 @@ class FetchBook:
         return ()
 
     def _claim(self, now: float, fetch: FetchEntry) -> Effects:
+        """Claims and begins to read, unless reads from a peer that was lost have not ended yet."""
+        lease = self._contacts.lease(fetch.address)
+        if fetch.reading or lease is None or fetch.order is None:
+            return ()
         fetch.step(FetchEvent.PEER_READY)
         fetch.answer_by = now + self._timing.answer_seconds
         fetch.resend_seconds = self._timing.resend_seconds
-        return self._say_claim(now, fetch)
+        fetch.reading = set(self._ranks)
+        self._reading.add(fetch.number)
+        fetch.renewals = Renewals(now, lease, self._timing, fetch.asked)
+        claim = self._say_claim(now, fetch)
+        post = fetch.post(fetch.order, self._contacts.take_salt(fetch.address))
+        return (*claim, fetch.renew(fetch.renewals.sequence), post)
 
     def _say_claim(self, now: float, fetch: FetchEntry) -> Effects:
         self._timers.set(fetch.number, min(now + fetch.resend_seconds, fetch.answer_by))
@@ -262,18 +282,17 @@ class FetchBook:
             lease, owe = self._contacts.lease(address), self.acknowledgements.owe
             return owe(now, address, message.claim, message.offer, self._ranks, lease) if lease is not None else ()
         fetch = self._fetch_of(address, message.claim)
-        if fetch is None or fetch.state is not FetchState.CLAIMING or fetch.order is None:
+        if fetch is None or fetch.state is not FetchState.CLAIMING:
             return ()
         difference = fetch.reference.difference(message)
         if difference is not None:
             return self._give_up(now, fetch, FailureReason.WRONG_REFERENCE, difference)
         fetch.step(FetchEvent.CLAIMED)
-        fetch.reading = set(self._ranks)
-        self._reading.add(fetch.number)
-        fetch.renewals = Renewals(now, message.lease_seconds, self._timing)
-        self._timers.set(fetch.number, fetch.renewals.next_moment)
-        post = fetch.post(fetch.order, message, self._contacts.take_salt(address))
-        return (post, fetch.renew(fetch.renewals.sequence))
+        if fetch.doubt is not None:
+            return self._give_up(now, fetch, *fetch.doubt)
+        if not fetch.reading:
+            fetch.step(FetchEvent.READS_END)
+        return self._settle(now, fetch)
 
     def _renewed(self, now: float, address: str, message: Renewed) -> Effects:
         fetch = self._fetch_of(address, message.claim)
@@ -285,12 +304,15 @@ class FetchBook:
 
     def _refused(self, now: float, address: str, message: Refused) -> Effects:
         fetch = self._fetch_of(address, message.claim)
-        if fetch is None:
+        if fetch is None or fetch.renewals is None:
             return ()
+        claiming = fetch.state is FetchState.CLAIMING
+        if claiming and message.reason is RefusalReason.NOT_CLAIMED:
+            return ()  # the renewal has overtaken the claim, which is repeated if it was lost
         changed = message.reason is RefusalReason.NOT_HANDSHAKEN
-        if changed and fetch.state is FetchState.CLAIMING and not fetch.moved:
+        if changed and claiming and not fetch.moved:
             return (ForgetPeer(address, message.text),)
-        effects = self._give_up(now, fetch, message.reason, message.text, back=fetch.state is not FetchState.CLAIMING)
+        effects = self._give_up(now, fetch, message.reason, message.text, back=not claiming)
         return (*effects, ForgetPeer(address, message.text)) if changed else effects
 
     def _settle(self, now: float, fetch: FetchEntry) -> Effects:
@@ -306,7 +328,7 @@ class FetchBook:
 
     def _wake(self, now: float, fetch: FetchEntry) -> Effects:
         renewals = fetch.renewals
-        if renewals is None:
+        if renewals is None or fetch.state is FetchState.CLAIMING:
             return self._wait_for_answer(now, fetch)
         if now >= renewals.last_moment:
             return self._give_up(now, fetch, *fetch.too_late())
@@ -341,20 +363,24 @@ class FetchBook:
             return ()
         failed = Failed(fetch.number, reason, text, problems)
         self._timers.cancel(fetch.number)
+        fetch.acknowledged &= back
+        given_back = self._acknowledge(now, fetch, [rank for rank in self._ranks if rank not in fetch.reading])
+        if fetch.reading:
+            return (failed, CancelReads(fetch.number), *given_back)
         if fetch.state is FetchState.DRAINING:
-            over = [rank for rank in self._ranks if rank not in fetch.reading]
-            return (failed, CancelReads(fetch.number), *self._acknowledge(now, fetch, over))
-        given_back = self._acknowledge(now, fetch, self._ranks) if back else ()
+            fetch.step(FetchEvent.READS_END)
         return (failed, *given_back, *self._end(fetch), Reusable(fetch.number))
 
     def _lose(self, now: float, fetch: FetchEntry, text: str) -> Effects:
         if fetch.state is FetchState.CLAIMING and not fetch.moved:
             fetch.step(FetchEvent.PEER_CHANGED)
-            fetch.moved = True
+            fetch.move()
             self._timers.cancel(fetch.number)
+            cancelled = (CancelReads(fetch.number),) if fetch.reading else ()
+            return (*cancelled, WantPeer(fetch.address))
         if fetch.state in (FetchState.QUEUED, FetchState.AWAITING_PEER):
             return (WantPeer(fetch.address),)
-        fetch.reachable = False
+        fetch.acknowledged = False
         return self._give_up(now, fetch, FailureReason.PEER_LOST, text)
 
     def _end(self, fetch: FetchEntry) -> Effects:
@@ -366,7 +392,7 @@ class FetchBook:
         return ()
 
     def _acknowledge(self, now: float, fetch: FetchEntry, ranks: Iterable[int]) -> Effects:
-        if not fetch.reachable:
+        if not fetch.acknowledged:
             return ()
         lease = self._contacts.lease(fetch.address)
         return self.acknowledgements.owe(now, fetch.address, fetch.number, fetch.reference.offer, ranks, lease)

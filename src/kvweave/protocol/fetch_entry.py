@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvweave.protocol.effects import FailureReason, PostReads, Send
-from kvweave.protocol.messages import Claim, Claimed, Renew
+from kvweave.protocol.effects import AnyFailure, FailureReason, PostReads, Send
+from kvweave.protocol.messages import Claim, Renew
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.renewal import Renewals
 from kvweave.protocol.states import FETCH, FetchEvent, FetchState
@@ -30,9 +30,11 @@ class Order:
 class FetchEntry:
     """The record of one fetch.
 
-    ``moved``: its claim was sent once more, to the engine that took the first one's place. ``reachable``: its peer can
-    be told something. ``reading``: our ranks whose reads may not be terminal; those of ``again`` have failed and will
-    be tried once more. A claim is repeated after ``resend_seconds`` and answered until ``answer_by``, or given up.
+    ``moved``: its claim was sent once more, to the engine that took the first one's place. ``acknowledged``: its ranks
+    tell the peer when their reads have ended; False for one that is gone or never granted anything. ``reading``: our
+    ranks whose reads may not be terminal; those of ``again`` have failed and will be tried once more. ``doubt``: what
+    our ranks find wrong with a reference whose claim is not answered yet. ``asked`` renewals went to engines that are
+    gone. A claim is repeated after ``resend_seconds`` and answered until ``answer_by``, or given up.
     """
 
     number: int
@@ -41,17 +43,27 @@ class FetchEntry:
     state: FetchState = FETCH.initial
     order: Order | None = None
     moved: bool = False
-    reachable: bool = True
+    acknowledged: bool = True
     reading: set[int] = field(default_factory=set)
     again: set[int] = field(default_factory=set)
+    doubt: tuple[AnyFailure, str] | None = None
     answer_by: float = 0.0
     resend_seconds: float = 0.0
     completed_at: float = 0.0
     renewals: Renewals | None = None
+    asked: int = 0
 
     def step(self, event: FetchEvent) -> None:
         """Moves on by the table."""
         self.state = FETCH.step(self.state, event)
+
+    def move(self) -> None:
+        """What was asked of the engine that is gone is over; reads of it may last."""
+        self.moved = True
+        self.again.clear()
+        self.doubt = None
+        if self.renewals is not None:
+            self.asked, self.renewals = self.renewals.sequence, None
 
     def claim(self) -> Send:
         """Asks for the offer."""
@@ -61,10 +73,11 @@ class FetchEntry:
         """Asks for the lease to begin anew."""
         return Send(self.address, Renew(self.number, sequence, self.reference.engine_id, self.reference.offer))
 
-    def post(self, order: Order, claimed: Claimed, salt: int) -> PostReads:
-        """What every rank reads of the offer that was claimed."""
+    def post(self, order: Order, salt: int) -> PostReads:
+        """What every rank reads if the reference is right, which the claim's answer will say."""
+        offered = self.reference
         return PostReads(
-            self.number, self.address, claimed.tables, order.tables, order.start_token, claimed.num_tokens, salt,
+            self.number, self.address, offered.tables, order.tables, order.start_token, offered.num_tokens, salt,
             order.fenced,
         )  # fmt: skip
 

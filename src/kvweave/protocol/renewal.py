@@ -24,10 +24,10 @@ def interval_seconds(lease_seconds: float, timing: Timing) -> float:
 
 
 class Renewals:
-    """Begins with the renewal that is sent together with the reads, at ``now``."""
+    """Begins with the renewal that is sent together with the reads, at ``now``; ``after`` was the last one before."""
 
-    def __init__(self, now: float, lease_seconds: float, timing: Timing) -> None:
-        self.sequence = 0
+    def __init__(self, now: float, lease_seconds: float, timing: Timing, after: int = 0) -> None:
+        self.sequence = after
         self.granted_until: float | None = None
         self._timing = timing
         self._bound = now + timing.read_seconds

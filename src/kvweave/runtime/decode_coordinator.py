@@ -47,7 +47,6 @@ from kvweave.runtime.events import (
     Connected,
     DecodeLink,
     NotConnected,
-    PrepareReads,
     ReadFailed,
     ReadsEnded,
     WorkerCommand,
@@ -62,9 +61,6 @@ from kvweave.runtime.polling import Activity
 from kvweave.runtime.record import FetchRecord
 from kvweave.runtime.tracing import NoSpan, NoTracer, Span, Tracer
 from kvweave.runtime.workers import DecodeWorker
-
-MOST_PREPARED_BLOCKS = 1 << 17
-"""A reference comes from an API client: one that names more blocks than this is believed only once it is claimed."""
 
 logger = logging.getLogger("kvweave")
 
@@ -323,19 +319,6 @@ class DecodeCoordinator:
             record = self._records[message.claim]
             if not record.claim(self._clock()):
                 self._recorder.add("repeated_claims")
-            elif record.order is not None:
-                self._prepare(message.claim, record.order)
-
-    def _prepare(self, number: int, order: Order) -> None:
-        """Lets the ranks compute what they will read if the claim that was sent just now is granted."""
-        if sum(map(len, order.reference.tables.values())) > MOST_PREPARED_BLOCKS:
-            return
-        offered, salt = order.reference, self._side.fetches.next_salt(order.address)
-        reads = PostReads(
-            number, order.address, offered.tables, order.tables, order.start_token, offered.num_tokens, salt,
-            order.fenced,
-        )  # fmt: skip
-        self._command_workers(PrepareReads(reads))
 
     def _command_workers(self, command: WorkerCommand) -> None:
         if isinstance(command, PostReads) and command.fetch in self._records:

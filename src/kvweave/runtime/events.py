@@ -14,18 +14,7 @@ from kvweave.core.parallel import RankCoordinates
 from kvweave.errors import Mismatch, TransportError
 from kvweave.protocol.effects import AnyFailure, CancelReads, ConnectPeer, DropPeer, PostReads, RetryReads
 
-
-@dataclass(frozen=True, slots=True)
-class PrepareReads:
-    """These reads will be wanted if the claim that is under way is granted: compute their rows meanwhile.
-
-    Nothing is read for it. ``PostReads`` decides, and may say something else.
-    """
-
-    reads: PostReads
-
-
-WorkerCommand = ConnectPeer | DropPeer | PrepareReads | PostReads | RetryReads | CancelReads
+WorkerCommand = ConnectPeer | DropPeer | PostReads | RetryReads | CancelReads
 
 
 @dataclass(frozen=True, slots=True)

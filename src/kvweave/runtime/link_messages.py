@@ -6,9 +6,7 @@ frozen values on either side. Layouts travel in the form of the handshake.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -30,7 +28,6 @@ from kvweave.protocol.messages import RefusalReason
 from kvweave.runtime.events import (
     Connected,
     NotConnected,
-    PrepareReads,
     ReadFailed,
     ReadsEnded,
     ReadStatistics,
@@ -94,10 +91,6 @@ class _Post(_Wire, frozen=True, tag="post"):
     fenced: bool
 
 
-class _Prepare(_Post, frozen=True, tag="prepare"):
-    pass
-
-
 class _Retry(_Wire, frozen=True, tag="retry"):
     fetch: int
     rank: int
@@ -158,7 +151,7 @@ class _Ended(_Wire, frozen=True, tag="ended"):
     pass
 
 
-_WorkerCommand = _Connect | _Drop | _Prepare | _Post | _Retry | _Cancel
+_WorkerCommand = _Connect | _Drop | _Post | _Retry | _Cancel
 _AnyCommand = _WorkerCommand | _Adopt | _Attend | _End
 _AnyEvent = _Connected | _NotConnected | _ReadFailed | _ReadsEnded | _Ended
 _COMMANDS = msgspec.msgpack.Decoder(_AnyCommand)
@@ -192,8 +185,6 @@ def _worker_command(wire: _WorkerCommand) -> WorkerCommand:
             return ConnectPeer(wire.address, wire.attempt, decode_layout(wire.layout), wire.agents)
         case _Drop():
             return DropPeer(wire.address)
-        case _Prepare():
-            return PrepareReads(PostReads(*msgspec.structs.astuple(wire)))
         case _Post():
             return PostReads(*msgspec.structs.astuple(wire))
         case _Retry():
@@ -247,10 +238,11 @@ def _worker_command_wire(command: WorkerCommand) -> _WorkerCommand:
             return _Connect(address, attempt, encode_layout(layout), agents)
         case DropPeer(address):
             return _Drop(address)
-        case PrepareReads(reads):
-            return _Prepare(*_reads_wire(reads))
         case PostReads():
-            return _Post(*_reads_wire(command))
+            return _Post(
+                command.fetch, command.address, dict(command.source_tables), dict(command.target_tables),
+                command.start_token, command.num_tokens, command.salt, command.fenced,
+            )  # fmt: skip
         case RetryReads(fetch, rank):
             return _Retry(fetch, rank)
         case CancelReads(fetch):
@@ -271,21 +263,10 @@ def _event_wire(event: LinkEvent) -> _Wire:
             read = event.statistics
             return _ReadsEnded(
                 event.fetch, event.rank, event.completed_at, tuple(read.bytes_from.items()), read.num_rows,
-                read.post_seconds, read.read_seconds, _tables(read.incomplete),
+                read.post_seconds, read.read_seconds, dict(read.incomplete),
             )  # fmt: skip
         case Ended():
             return _Ended()
-
-
-def _reads_wire(reads: PostReads) -> tuple[Any, ...]:
-    return (
-        reads.fetch, reads.address, _tables(reads.source_tables), _tables(reads.target_tables), reads.start_token,
-        reads.num_tokens, reads.salt, reads.fenced,
-    )  # fmt: skip
-
-
-def _tables(tables: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    return dict(tables)
 
 
 def _reason(value: str) -> AnyFailure:

@@ -14,7 +14,6 @@ from kvweave.core.layout import RankLayout
 from kvweave.errors import LocalProtocolError
 from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, PostReads, RetryReads
 from kvweave.runtime.clock import Clock, boot_time
-from kvweave.runtime.events import PrepareReads
 from kvweave.runtime.link_messages import Adopt, Attend, End, Ended, LinkCommand, decode_command, encode_event
 from kvweave.runtime.local_channel import Endpoint, WorkerChannel
 from kvweave.runtime.polling import Activity, PollingThread
@@ -111,7 +110,7 @@ class _Rank:
             case End():
                 self._transport.close()
                 channel.send(encode_event(Ended()))
-            case ConnectPeer() | DropPeer() | PrepareReads() | PostReads() | RetryReads() | CancelReads():
+            case ConnectPeer() | DropPeer() | PostReads() | RetryReads() | CancelReads():
                 if self._reader is None:
                     raise LocalProtocolError(f"link: {type(command).__name__} before the rank was adopted")
                 self._reader[1].submit(command)

@@ -1,14 +1,12 @@
 """The workers: one per rank, each with a transport of its own. They move bytes and decide nothing.
 
 A prefill worker registers its memory and makes progress so that peers can read it. A decode worker plans once per peer
-for its own rank, computes a request's rows (while its claim is under way), posts its reads, and reports. Both are
-driven by the polling thread.
+for its own rank, computes a request's rows, posts its reads, and reports. Both are driven by the polling thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +23,6 @@ from kvweave.runtime.clock import Clock
 from kvweave.runtime.events import (
     Connected,
     NotConnected,
-    PrepareReads,
     ReadFailed,
     ReadsEnded,
     ReadStatistics,
@@ -37,9 +34,7 @@ from kvweave.transport.base import ReadHandle, ReadState, Transport
 from kvweave.transport.rows import ReadRows
 
 _MOST_ALLOWED = 4096
-"""Fetches that may be allowed before their reads come; some never come."""
-_MOST_PREPARED = 64
-"""Fetches whose rows may be kept before their reads come; those of a refused claim never come."""
+"""Fetches that are remembered as allowed; their reads may come later, and once more for a peer that was replaced."""
 _MOST_FAILED = 64
 """Fetches whose failed reads may be kept until they are tried again; those of a fetch that was given up never are."""
 
@@ -88,16 +83,6 @@ class _Reads:
     rows: list[tuple[RankCoordinates, ReadRows]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A fetch's rows, cut up by where they come from; true as long as ``peer`` is connected."""
-
-    reads: PostReads
-    peer: _Peer
-    descriptors: RequestDescriptors
-    parts: tuple[tuple[str, ReadRows], ...]
-
-
 class DecodeWorker:
     """One decode rank, number ``rank`` of its engine. One thread calls it.
 
@@ -125,7 +110,6 @@ class DecodeWorker:
         self._reads: dict[int, _Reads] = {}
         self._fenced: dict[int, PostReads] = {}
         self._allowed: dict[int, None] = {}
-        self._prepared: dict[int, _Prepared] = {}
         self._failed: dict[int, _Reads] = {}
         self._events: list[WorkerEvent] = []
         if not registered:
@@ -143,8 +127,6 @@ class DecodeWorker:
                 self._connect(command)
             case DropPeer():
                 self._drop(command.address)
-            case PrepareReads(reads):
-                self._prepare(reads)
             case PostReads(fetch=fetch, fenced=True) if fetch not in self._allowed:
                 self._fenced[fetch] = command
             case PostReads():
@@ -237,52 +219,38 @@ class DecodeWorker:
             self.checks.drop(fetch)
 
     def _post(self, command: PostReads) -> None:
-        self._allowed.pop(command.fetch, None)
         reads = self._reads[command.fetch] = _Reads(self._clock(), command=command)
         peer = self._peers.get(command.address)
         if peer is None:
             self._fail(command.fetch, FailureReason.PEER_LOST, f"{command.address} is not connected")
             return
         try:
-            prepared = self._prepared.pop(command.fetch, None)
-            if prepared is None or prepared.peer is not peer or prepared.reads != command:
-                prepared = self._rows(peer, command)
-            self._read(peer, reads, prepared)
+            descriptors = self._rows(peer, command)
+            self._read(peer, reads, descriptors)
         except BlockTableError as error:
             self._fail(command.fetch, FailureReason.BLOCK_TABLES, str(error))
         except KVWeaveError as error:
             self._fail(command.fetch, FailureReason.READ_FAILED, str(error))
         else:
-            reads.statistics = _statistics(prepared.descriptors, self._clock() - reads.started_at)
+            reads.statistics = _statistics(descriptors, self._clock() - reads.started_at)
 
-    def _read(self, peer: _Peer, reads: _Reads, prepared: _Prepared) -> None:
+    def _read(self, peer: _Peer, reads: _Reads, descriptors: RequestDescriptors) -> None:
         """Posts one by one: where one cannot be posted, those before it are under way and are waited for."""
-        for agent, part in prepared.parts:
-            reads.handles.append(self._transport.read(agent, part))
-        if self.checks is not None:
-            sources = {agent: source for source, agent in peer.agents.items()}
-            reads.rows += [(sources[agent], part) for agent, part in prepared.parts]
-
-    def _prepare(self, reads: PostReads) -> None:
-        """Computes rows ahead; what is wrong with them is told by ``_post``, which computes them again."""
-        peer = self._peers.get(reads.address)
-        if peer is None:
-            return
-        with suppress(KVWeaveError):
-            self._prepared[reads.fetch] = self._rows(peer, reads)
-        _forget_oldest(self._prepared, _MOST_PREPARED)
-
-    def _rows(self, peer: _Peer, command: PostReads) -> _Prepared:
-        descriptors = peer.plan.descriptors(
-            self._own, command.source_tables, command.target_tables, command.num_tokens, command.start_token,
-            command.salt,
-        )  # fmt: skip
         parts = [
-            (peer.agents[source], part)
+            (source, part)
             for source, rows in descriptors.items()
             for part in split_by_kind(peer.memories[source], self._memories, rows)
         ]
-        return _Prepared(command, peer, descriptors, tuple(parts))
+        for source, part in parts:
+            reads.handles.append(self._transport.read(peer.agents[source], part))
+        if self.checks is not None:
+            reads.rows += parts
+
+    def _rows(self, peer: _Peer, command: PostReads) -> RequestDescriptors:
+        return peer.plan.descriptors(
+            self._own, command.source_tables, command.target_tables, command.num_tokens, command.start_token,
+            command.salt,
+        )  # fmt: skip
 
     def _look_at_reads(self, fetch: int, reads: _Reads) -> None:
         failed = [handle for handle in reads.handles if handle.state is ReadState.FAILED]
@@ -355,7 +323,7 @@ class DecodeWorker:
                 self._read(peer, reads, rows)
         except KVWeaveError as error:
             self._fail(fetch, FailureReason.READ_FAILED, str(error))
-        read = [_statistics(rows.descriptors, 0.0) for rows in again]
+        read = [_statistics(rows, 0.0) for rows in again]
         reads.statistics = reads.statistics.instead(failed, read)
 
 

@@ -235,17 +235,28 @@ class DecodeProcess(Process):
 
     def _post(self, effect: PostReads) -> None:
         transfer = self.transfers[effect.fetch]
-        self._ledger.require(transfer.posted is None, f"{self.name}: reads of fetch {effect.fetch} are posted twice")
+        self._ledger.require(
+            effect.fetch not in self.reads.open, f"{self.name}: fetch {effect.fetch} reads anew while it reads"
+        )
         transfer.posted = effect
         peer = self._peers.get(effect.address)
         for rank in range(self.shape.tp):
             transfer.reading[rank] = []
-            if peer is None:
-                self._rank_failed(transfer, rank, FailureReason.PEER_LOST)
+            refused = self._refusal(effect, peer)
+            if peer is None or refused is not None:
+                self._rank_failed(transfer, rank, refused or FailureReason.PEER_LOST)
                 self._rank_ended(transfer, rank)
                 continue
             for piece in range(len(peer.pieces[rank])):
                 self._read(transfer, effect, peer, rank, piece, set())
+
+    def _refusal(self, effect: PostReads, peer: Peer | None) -> FailureReason | None:
+        """What a rank finds wrong with tables before it reads: blocks that are not there, or too few."""
+        if peer is None:
+            return None
+        source, target = effect.source_tables.get(GROUP, ()), effect.target_tables[GROUP]
+        fits = len(source) == len(target) and all(block < peer.process.shape.blocks for block in source)
+        return None if fits else FailureReason.BLOCK_TABLES
 
     def _read(self, transfer: Transfer, effect: PostReads, peer: Peer, rank: int, piece: int, tried: set[int]) -> None:
         source = choose_source(peer.pieces[rank][piece], effect.salt, tried)

@@ -184,7 +184,7 @@ class PrefillProcess(Process):
             self._ledger.fail(f"{self.name}: {effect.offer} is released, but it is not pinned")
         self._ledger.note(f"{self.name} releases", effect.offer, effect.reason.value, f"#{offered.serial}")
         self._ledger.count(f"released: {effect.reason.value}")
-        reads = self._world.reads_of(offered.serial)
+        reads = [read for read in self._world.reads_of(offered.serial) if read.fetch in self._claims]
         if reads and self.readable:
             self._ledger.count("blocks reused under a read after their lease")
             over = self.clock >= offered.promised_until
