@@ -4,16 +4,16 @@ The rule that keeps stale bytes out: a fetch is delivered only if the prefill si
 all reads of all ranks were seen complete before the moment that renewal was *sent* plus the granted lease. Both
 moments are on our own clock, so no clocks are compared::
 
-    claim, renewal 1 and reads at s1          renewal 2 sent at s2
+    claim and reads at s1                     renewal 2 sent at s2
     |------------- granted lease ------------|
                                               |------------- granted lease ------------|
                      reads complete at c:  deliver if some granted s + lease > c
 
 Rules beside it:
 
-- Claim, first renewal and reads start in the same call, on the reference's word. That is safe because an offer that is
-  there to be claimed and renewed has been there since its reference exists. Until the claim is granted, and is said to
-  hold what the reference says, nothing is delivered; when it is refused, the reads were in vain.
+- The claim is the first renewal, and the reads start in the same call, on the reference's word. That is safe because an
+  offer that is there to be claimed has been there since its reference exists. Until the claim is granted, and is said
+  to hold what the reference says, nothing is delivered; when it is refused, the reads were in vain.
 - Renewals repeat at a fraction of the lease while reads last.
 - One report per fetch, ``Delivered`` or ``Failed``. ``Reusable`` follows a failure once no read of any rank is left.
 - What a rank could not read is read again where another replica has it, before the fetch is given up.
@@ -271,7 +271,7 @@ class FetchBook:
         fetch.renewals = Renewals(now, lease, self._timing, fetch.asked)
         claim = self._say_claim(now, fetch)
         post = fetch.post(fetch.order, self._contacts.take_salt(fetch.address))
-        return (*claim, fetch.renew(fetch.renewals.sequence), post)
+        return (*claim, post)
 
     def _say_claim(self, now: float, fetch: FetchEntry) -> Effects:
         self._timers.set(fetch.number, min(now + fetch.resend_seconds, fetch.answer_by))
@@ -282,12 +282,13 @@ class FetchBook:
             lease, owe = self._contacts.lease(address), self.acknowledgements.owe
             return owe(now, address, message.claim, message.offer, self._ranks, lease) if lease is not None else ()
         fetch = self._fetch_of(address, message.claim)
-        if fetch is None or fetch.state is not FetchState.CLAIMING:
+        if fetch is None or fetch.state is not FetchState.CLAIMING or fetch.renewals is None:
             return ()
         difference = fetch.reference.difference(message)
         if difference is not None:
             return self._give_up(now, fetch, FailureReason.WRONG_REFERENCE, difference)
         fetch.step(FetchEvent.CLAIMED)
+        fetch.renewals.grant(fetch.renewals.sequence, message.lease_seconds)
         if fetch.doubt is not None:
             return self._give_up(now, fetch, *fetch.doubt)
         if not fetch.reading:
@@ -296,7 +297,7 @@ class FetchBook:
 
     def _renewed(self, now: float, address: str, message: Renewed) -> Effects:
         fetch = self._fetch_of(address, message.claim)
-        if fetch is None or fetch.renewals is None:
+        if fetch is None or fetch.renewals is None or fetch.state is FetchState.CLAIMING:
             return ()
         fetch.step(FetchEvent.RENEWED)
         fetch.renewals.grant(message.sequence, message.lease_seconds)
@@ -307,8 +308,6 @@ class FetchBook:
         if fetch is None or fetch.renewals is None:
             return ()
         claiming = fetch.state is FetchState.CLAIMING
-        if claiming and message.reason is RefusalReason.NOT_CLAIMED:
-            return ()  # the renewal has overtaken the claim, which is repeated if it was lost
         changed = message.reason is RefusalReason.NOT_HANDSHAKEN
         if changed and claiming and not fetch.moved:
             return (ForgetPeer(address, message.text),)

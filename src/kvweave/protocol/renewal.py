@@ -24,7 +24,7 @@ def interval_seconds(lease_seconds: float, timing: Timing) -> float:
 
 
 class Renewals:
-    """Begins with the renewal that is sent together with the reads, at ``now``; ``after`` was the last one before."""
+    """Begins with the claim, which is sent together with the reads at ``now``; ``after`` was the last one before."""
 
     def __init__(self, now: float, lease_seconds: float, timing: Timing, after: int = 0) -> None:
         self.sequence = after

@@ -216,7 +216,6 @@ FETCH = Table(
             (FetchState.AWAITING_PEER, FetchEvent.GIVE_UP): FetchState.DRAINING,
             (FetchState.CLAIMING, FetchEvent.PEER_CHANGED): FetchState.AWAITING_PEER,
             (FetchState.CLAIMING, FetchEvent.REPEAT): FetchState.CLAIMING,
-            (FetchState.CLAIMING, FetchEvent.RENEWED): FetchState.CLAIMING,
             (FetchState.CLAIMING, FetchEvent.RETRY): FetchState.CLAIMING,
             (FetchState.CLAIMING, FetchEvent.CLAIMED): FetchState.READING,
             (FetchState.CLAIMING, FetchEvent.GIVE_UP): FetchState.DRAINING,

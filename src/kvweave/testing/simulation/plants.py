@@ -6,7 +6,7 @@
     lease        a grant counts however late the reads were complete
     rank-count   acknowledgements are counted, not ticked off by rank
     all-reads    the first rank that has ended stands for all
-    grant        reads that have ended are delivered without a grant
+    grant        reads that have ended are delivered before their claim is granted
     first-claim  a later claim takes an offer from the first one
     claim-number a fetch that was given up acknowledges for the one after it
     retry        a rank acknowledges before it has tried again
@@ -28,7 +28,7 @@ from kvweave.protocol.fetch_entry import FetchEntry
 from kvweave.protocol.messages import Acknowledge, Claim, Claimed, OfferKey
 from kvweave.protocol.offer import Guest, OfferBook
 from kvweave.protocol.sides import DecodeSide, PrefillSide
-from kvweave.protocol.states import FetchState, OfferState
+from kvweave.protocol.states import FetchEvent, FetchState, OfferState
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,12 @@ class _FirstRead(FetchBook):
 
 
 class _NoGrant(FetchBook):
-    def _settle(self, now: float, fetch: FetchEntry) -> tuple[DecodeEffect, ...]:
-        if fetch.renewals is not None and fetch.state is FetchState.AWAITING_GRANT:
-            fetch.renewals.granted_until = fetch.completed_at + 1.0
-        return super()._settle(now, fetch)
+    def reads_ended(self, now: float, number: int, rank: int, completed_at: float) -> tuple[DecodeEffect, ...]:
+        fetch = self._fetches.get(number)
+        if fetch is not None and fetch.renewals is not None and fetch.state is FetchState.CLAIMING and not fetch.doubt:
+            fetch.step(FetchEvent.CLAIMED)
+            fetch.renewals.granted_until = completed_at + 1.0
+        return super().reads_ended(now, number, rank, completed_at)
 
 
 class _LastClaim(OfferBook):
