@@ -55,11 +55,17 @@ def book() -> FetchBook:
 
 
 @pytest.fixture
-def reading(book: FetchBook) -> FetchBook:
-    """Fetch 7 was claimed at 100 s and reads, under a lease of 9 s."""
+def claiming(book: FetchBook) -> FetchBook:
+    """Fetch 7 claims and reads since 100 s, and is not answered yet."""
     book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
-    book.receive(100.0, ADDRESS, CLAIMED)
     return book
+
+
+@pytest.fixture
+def reading(claiming: FetchBook) -> FetchBook:
+    """Fetch 7 was claimed at 100 s and reads, under a lease of 9 s."""
+    claiming.receive(100.0, ADDRESS, CLAIMED)
+    return claiming
 
 
 def reasons(effects: tuple[object, ...]) -> list[object]:
@@ -68,7 +74,7 @@ def reasons(effects: tuple[object, ...]) -> list[object]:
 
 def test_fetch_claims_at_once_when_the_peer_is_ready(book: FetchBook) -> None:
     effects = book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
-    assert effects == (Send(ADDRESS, Claim(7, ENGINE, key())),)
+    assert effects[0] == Send(ADDRESS, Claim(7, ENGINE, key()))
 
 
 def test_fetch_waits_for_its_peer() -> None:
@@ -77,28 +83,80 @@ def test_fetch_waits_for_its_peer() -> None:
     assert messages(book.peer_ready(101.0, ADDRESS, 9.0)) == [Claim(7, ENGINE, key())]
 
 
-def test_reads_and_the_first_renewal_come_in_one_breath(book: FetchBook) -> None:
-    book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS, 4))
-    post, renew = book.receive(101.0, ADDRESS, CLAIMED)
+def test_reads_begin_with_the_claim(book: FetchBook) -> None:
+    claim, post = book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS, 4))
     assert isinstance(post, PostReads)
     assert (post.source_tables, post.target_tables, post.start_token, post.num_tokens) == (TABLES, TARGETS, 4, 10)
-    assert renew == Send(ADDRESS, Renew(7, 1, ENGINE, key()))
+    assert book.receive(101.0, ADDRESS, CLAIMED) == ()
 
 
-def test_delivery_needs_the_grant_and_all_reads_of_all_ranks(reading: FetchBook) -> None:
+def test_delivery_needs_all_reads_of_all_ranks(reading: FetchBook) -> None:
     assert reading.reads_ended(100.5, 7, 0, 100.5) == ()
-    assert reading.receive(100.6, ADDRESS, Renewed(7, 1, 9.0)) == ()
     effects = reading.reads_ended(100.7, 7, 1, 100.7)
     assert messages(effects) == ACKNOWLEDGED
     assert effects[-1] == Delivered(7)
     assert len(reading) == 0
 
 
-def test_delivery_waits_for_a_grant_that_comes_after_the_reads(reading: FetchBook) -> None:
-    reading.reads_ended(100.5, 7, 0, 100.5)
-    assert reading.reads_ended(100.7, 7, 1, 100.7) == ()
+def test_delivery_waits_for_the_claims_grant_that_comes_after_the_reads(claiming: FetchBook) -> None:
+    for rank in (0, 1):
+        assert claiming.reads_ended(100.5, 7, rank, 100.5) == ()
+    assert (claiming.state(7), claiming.reading) == (FetchState.CLAIMING, 0)
+    assert claiming.receive(101.0, ADDRESS, CLAIMED)[-1] == Delivered(7)
+
+
+def test_reads_after_the_claims_lease_wait_for_a_renewal(reading: FetchBook) -> None:
+    assert Renew(7, 2, ENGINE, key()) in messages(reading.handle_timer(103.0))
+    for rank in (0, 1):
+        assert reading.reads_ended(109.5, 7, rank, 109.5) == ()
     assert reading.state(7) is FetchState.AWAITING_GRANT
-    assert reading.receive(101.0, ADDRESS, Renewed(7, 1, 9.0))[-1] == Delivered(7)
+    assert reading.receive(109.6, ADDRESS, Renewed(7, 2, 9.0))[-1] == Delivered(7)
+
+
+def test_what_reads_find_wrong_with_a_reference_waits_for_the_answer_to_its_claim(claiming: FetchBook) -> None:
+    assert claiming.read_failed(100.1, 7, 0, FailureReason.BLOCK_TABLES, "block 99") == ()
+    assert reasons(claiming.receive(100.2, ADDRESS, CLAIMED)) == [FailureReason.BLOCK_TABLES]
+
+
+def test_refusal_says_more_than_what_reads_find_wrong(claiming: FetchBook) -> None:
+    claiming.read_failed(100.1, 7, 0, FailureReason.BLOCK_TABLES, "block 99")
+    effects = claiming.receive(100.2, ADDRESS, Refused(7, RefusalReason.WRONG_GENERATION, "no"))
+    assert reasons(effects) == [RefusalReason.WRONG_GENERATION]
+
+
+def test_refused_claim_is_reusable_once_its_reads_have_ended_and_acknowledges_nothing(claiming: FetchBook) -> None:
+    effects = claiming.receive(100.2, ADDRESS, Refused(7, RefusalReason.RELEASED, "no"))
+    assert effects[1:] == (CancelReads(7),)
+    assert claiming.reads_ended(100.3, 7, 1, 100.3) == ()
+    assert claiming.reads_ended(100.3, 7, 0, 100.3) == (Reusable(7),)
+
+
+def test_what_failed_while_the_claim_is_under_way_is_read_from_another_replica(claiming: FetchBook) -> None:
+    claiming.read_failed(100.1, 7, 0, FailureReason.READ_FAILED, "broken", elsewhere=True)
+    assert claiming.reads_ended(100.2, 7, 0, 100.2) == (RetryReads(7, 0),)
+
+
+def test_reads_that_find_the_peer_gone_before_it_answers_try_its_successor(claiming: FetchBook) -> None:
+    assert claiming.read_failed(100.1, 7, 0, FailureReason.PEER_LOST, "gone") == (ForgetPeer(ADDRESS, "gone"),)
+    assert claiming.peer_lost(100.1, ADDRESS, "gone") == (CancelReads(7), WantPeer(ADDRESS))
+
+
+def test_claim_to_a_successor_waits_until_no_read_of_the_first_one_is_left(claiming: FetchBook) -> None:
+    claiming.peer_lost(100.1, ADDRESS, "gone")
+    assert messages(claiming.peer_ready(100.2, ADDRESS, 9.0)) == []
+    assert claiming.reads_ended(100.3, 7, 0, 100.3) == ()
+    assert messages(claiming.reads_ended(100.3, 7, 1, 100.3)) == [Claim(7, ENGINE, key())]
+
+
+def test_grant_of_the_first_peer_is_none_of_its_successor(claiming: FetchBook) -> None:
+    claiming.peer_lost(100.1, ADDRESS, "gone")
+    for rank in (0, 1):
+        claiming.reads_ended(100.1, 7, rank, 100.1)
+    claiming.peer_ready(100.2, ADDRESS, 9.0)
+    claiming.receive(100.3, ADDRESS, CLAIMED)
+    for rank in (0, 1):
+        effects = claiming.reads_ended(109.1, 7, rank, 109.1)
+    assert effects[-1] == Delivered(7)
 
 
 def test_reads_after_the_granted_lease_are_not_delivered(reading: FetchBook) -> None:
@@ -111,11 +169,12 @@ def test_reads_after_the_granted_lease_are_not_delivered(reading: FetchBook) -> 
     assert effects[2] == Reusable(7)
 
 
-def test_claim_that_is_not_answered_is_repeated_ever_more_rarely_and_given_up(book: FetchBook) -> None:
-    book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
+def test_claim_that_is_not_answered_is_repeated_ever_more_rarely_and_given_up(claiming: FetchBook) -> None:
+    for rank in (0, 1):
+        claiming.reads_ended(100.5, 7, rank, 100.5)
     for now, repeated in ((100.9, 0), (101.0, 1), (102.9, 0), (103.0, 1), (104.9, 0)):
-        assert messages(book.handle_timer(now)).count(Claim(7, ENGINE, key())) == repeated
-    effects = book.handle_timer(105.0)
+        assert messages(claiming.handle_timer(now)).count(Claim(7, ENGINE, key())) == repeated
+    effects = claiming.handle_timer(105.0)
     assert reasons(effects) == [FailureReason.UNANSWERED]
     assert ACKNOWLEDGED[0] in messages(effects)
     assert effects[2] == Reusable(7)
@@ -140,10 +199,10 @@ def test_acknowledgements_are_repeated_until_they_are_confirmed(reading: FetchBo
 
 
 def test_renewals_that_are_not_answered_fail_the_fetch(reading: FetchBook) -> None:
-    effects = reading.handle_timer(103.0)
-    assert Renew(7, 2, ENGINE, key()) in messages(effects)
-    effects = reading.handle_timer(105.0)
-    assert reasons(effects) == [FailureReason.UNANSWERED]
+    for sequence, now in ((2, 103.0), (3, 106.0)):
+        assert Renew(7, sequence, ENGINE, key()) in messages(reading.handle_timer(now))
+    effects = reading.handle_timer(109.0)
+    assert reasons(effects) == [FailureReason.LATE]
     assert of_type(effects, CancelReads) == [CancelReads(7)]
 
 
@@ -219,12 +278,14 @@ def test_grant_before_the_claim_is_answered_changes_nothing(book: FetchBook) -> 
     [Claimed(7, key(), 10, {"full": (5, 2, 6)}, 9.0), Claimed(7, key(), 9, TABLES, 9.0)],
     ids=["other blocks", "other tokens"],
 )
-def test_reference_that_says_otherwise_than_the_prefill_engine_is_not_read(book: FetchBook, claimed: Claimed) -> None:
-    book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
-    effects = book.receive(100.0, ADDRESS, claimed)
+def test_reference_that_says_otherwise_than_the_prefill_engine_is_not_delivered(
+    claiming: FetchBook, claimed: Claimed
+) -> None:
+    claiming.reads_ended(100.0, 7, 0, 100.0)
+    effects = claiming.receive(100.0, ADDRESS, claimed)
     assert reasons(effects) == [FailureReason.WRONG_REFERENCE]
-    assert messages(effects) == ACKNOWLEDGED
-    assert of_type(effects, PostReads) == []
+    assert messages(effects) == acknowledge(0)
+    assert claiming.reads_ended(100.1, 7, 1, 100.1)[-1] == Reusable(7)
 
 
 def test_two_fetches_of_one_offer_never_read_twice(reading: FetchBook) -> None:
@@ -244,9 +305,8 @@ def test_each_request_moves_the_rotation_by_one_and_engines_begin_apart() -> Non
         book = FetchBook(engine, 1, TIMING)
         book.peer_ready(100.0, ADDRESS, 9.0)
         for number in range(3):
-            book.fetch(100.0, number, Order(ADDRESS, reference(f"request {number}"), TARGETS))
-            claimed = Claimed(number, key(f"request {number}"), 10, TABLES, 9.0)
-            salts.setdefault(engine, []).append(of_type(book.receive(100.0, ADDRESS, claimed), PostReads)[0].salt)
+            effects = book.fetch(100.0, number, Order(ADDRESS, reference(f"request {number}"), TARGETS))
+            salts.setdefault(engine, []).append(of_type(effects, PostReads)[0].salt)
     assert [salt - salts["decode-1"][0] for salt in salts["decode-1"]] == [0, 1, 2]
     assert salts["decode-1"][0] != salts["decode-2"][0]
 
@@ -255,7 +315,10 @@ def test_claim_to_a_peer_that_does_not_know_us_moves_to_the_next_handshake_once(
     book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
     stranger = Refused(7, RefusalReason.NOT_HANDSHAKEN, "who are you")
     assert book.receive(100.1, ADDRESS, stranger) == (ForgetPeer(ADDRESS, "who are you"),)
-    assert book.peer_lost(101.0, ADDRESS, "who are you") == (WantPeer(ADDRESS),)
+    assert book.peer_lost(100.1, ADDRESS, "who are you") == (CancelReads(7), WantPeer(ADDRESS))
+    assert book.receive(100.1, ADDRESS, stranger) == ()
+    for rank in (0, 1):
+        assert book.reads_ended(100.1, 7, rank, 100.1) == ()
     assert messages(book.peer_ready(100.2, ADDRESS, 9.0)) == [Claim(7, ENGINE, key())]
     assert reasons(book.receive(100.3, ADDRESS, stranger)) == [RefusalReason.NOT_HANDSHAKEN]
 
@@ -326,7 +389,7 @@ def test_held_offer_is_fetched_under_its_number(book: FetchBook) -> None:
     book.hold(100.0, 7, ADDRESS, reference())
     assert book.begun == 0
     assert messages(book.fetch(101.0, 7, Order(ADDRESS, reference(), TARGETS))) == [Claim(7, ENGINE, key())]
-    assert (book.begun, book.reading) == (1, 0)
+    assert (book.begun, book.reading) == (1, 1)
 
 
 def test_abort_of_a_held_offer_frees_the_other_side_too(book: FetchBook) -> None:

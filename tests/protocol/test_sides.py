@@ -53,13 +53,13 @@ def test_resent_reference_is_refused_while_and_after_it_is_fetched() -> None:
 
 
 def test_lease_that_ends_before_the_renewal_arrives_delivers_nothing() -> None:
-    """The lease ends at 10 s, a renewal sent at 9.9 arrives at 11, blocks are reused at 10, the read ends at 10.3."""
-    slow = {Claimed: 9.8, Renew: 1.1}
+    """The lease ends at 10 s, a renewal sent at 3.3 arrives at 14.3, blocks are reused at 10, the read ends at 10.4."""
+    slow = {Renew: 11.0}
 
     def delays(source: Place, target: Place, data: bytes) -> Sequence[float]:
         return (slow.get(type(decode(data)), 0.001),)
 
-    world = pair(read_seconds=0.4, delays=delays, timing=Timing(answer_seconds=20, resend_seconds=30))
+    world = pair(read_seconds=10.4, delays=delays, timing=Timing(answer_seconds=20, resend_seconds=30))
     world.run()
     assert ends(world) == {"revoked": 1}
     assert world.ledger.counts["blocks reused under a read after their lease"] == 1

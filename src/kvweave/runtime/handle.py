@@ -36,7 +36,7 @@ class Delivered:
 
     ``seconds`` per stage: ``queued`` (held before it began), ``peer`` (waiting for the handshake), ``claim``, ``post``
     (rows computed and reads posted, the slowest rank; inside ``read``), ``read`` (until the last read was seen
-    complete), ``grant`` (until a renewal covered it). ``sources`` says how many bytes each of our ranks read from each
+    complete), ``grant`` (until a grant covered it). ``sources`` says how many bytes each of our ranks read from each
     prefill rank. ``incomplete`` names, per group, target blocks that serve this request but must never be published as
     a cached prefix.
     """

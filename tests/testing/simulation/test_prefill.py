@@ -44,20 +44,22 @@ def test_release_of_what_is_not_pinned_is_seen(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "promised_until", "allowed"),
+    ("reason", "promised_until", "granted", "allowed"),
     [
-        (ReleaseReason.ACKNOWLEDGED, 0.0, False),
-        (ReleaseReason.LEASE_ENDED, 0.0, True),
-        (ReleaseReason.LEASE_ENDED, float("inf"), False),
+        (ReleaseReason.ACKNOWLEDGED, 0.0, True, False),
+        (ReleaseReason.LEASE_ENDED, 0.0, True, True),
+        (ReleaseReason.LEASE_ENDED, float("inf"), True, False),
+        (ReleaseReason.ACKNOWLEDGED, 0.0, False, True),
     ],
-    ids=["acknowledged", "lease over", "lease alive"],
+    ids=["acknowledged", "lease over", "lease alive", "its claim was never granted"],
 )
 def test_release_under_a_read_is_allowed_after_the_lease_alone(
-    world: World, reason: ReleaseReason, promised_until: float, allowed: bool
+    world: World, reason: ReleaseReason, promised_until: float, granted: bool, allowed: bool
 ) -> None:
     engine = world.prefill(0)
     blocks = engine.pool.take(1, owner=0)
     engine.offers[KEY] = Offered(0, blocks, promised_until)
+    engine.granted = {1: KEY} if granted else {}
     world.decode(0).reads.post(Read(1, 0, 0, 0, engine, 0, ((3, 3),)), lambda _: None)
     if allowed:
         engine.perform((Release(KEY, reason),))

@@ -67,7 +67,7 @@ class PrefillProcess(Process):
         self._engine_id = engine_id
         self._generations = itertools.count(dice.getrandbits(48))
         self._waiting: deque[RequestPlan] = deque()
-        self._claims: dict[int, OfferKey] = {}
+        self.granted: dict[int, OfferKey] = {}
         self._computing = 0
 
     @property
@@ -171,9 +171,9 @@ class PrefillProcess(Process):
     def _promise(self, message: object) -> None:
         """Remembers until when a reader may count on an offer, as this message says."""
         if isinstance(message, Claimed):
-            self._claims[message.claim] = message.offer
+            self.granted[message.claim] = message.offer
         if isinstance(message, Claimed | Renewed):
-            offered = self.offers.get(self._claims[message.claim])
+            offered = self.offers.get(self.granted[message.claim])
             if offered is None:
                 self._ledger.fail(f"{self.name}: grants claim {message.claim} on an offer that it does not have")
             offered.promised_until = max(offered.promised_until, self.clock + message.lease_seconds)
@@ -184,7 +184,7 @@ class PrefillProcess(Process):
             self._ledger.fail(f"{self.name}: {effect.offer} is released, but it is not pinned")
         self._ledger.note(f"{self.name} releases", effect.offer, effect.reason.value, f"#{offered.serial}")
         self._ledger.count(f"released: {effect.reason.value}")
-        reads = [read for read in self._world.reads_of(offered.serial) if read.fetch in self._claims]
+        reads = [read for read in self._world.reads_of(offered.serial) if read.fetch in self.granted]
         if reads and self.readable:
             self._ledger.count("blocks reused under a read after their lease")
             over = self.clock >= offered.promised_until
