@@ -151,8 +151,7 @@ class DecodeWorker:
             self._post(fenced)
             return
         self._allowed[fetch] = None
-        while len(self._allowed) > _MOST_ALLOWED:
-            del self._allowed[next(iter(self._allowed))]
+        _forget_oldest(self._allowed, _MOST_ALLOWED)
 
     def poll(self) -> list[WorkerEvent]:
         """Moves bytes, and tells what has ended since."""
@@ -244,8 +243,7 @@ class DecodeWorker:
             return
         with suppress(KVWeaveError):
             self._prepared[reads.fetch] = self._rows(peer, reads)
-        while len(self._prepared) > _MOST_PREPARED:
-            del self._prepared[next(iter(self._prepared))]
+        _forget_oldest(self._prepared, _MOST_PREPARED)
 
     def _rows(self, peer: _Peer, command: PostReads) -> _Prepared:
         descriptors = peer.plan.descriptors(
@@ -278,6 +276,12 @@ class DecodeWorker:
     def _fail(self, fetch: int, reason: FailureReason, text: str, error: TransportError | None = None) -> None:
         self._reads[fetch].failed = True
         self._events.append(ReadFailed(fetch, self._rank, reason, text, error))
+
+
+def _forget_oldest(kept: dict[int, Any], most: int) -> None:
+    """Lets the oldest entries go until at most ``most`` are left."""
+    while len(kept) > most:
+        del kept[next(iter(kept))]
 
 
 def _memories(rank: RankLayout) -> _Memories:
