@@ -27,7 +27,7 @@ def setting_keys() -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(inspect.getsource(settings))):
         if isinstance(node, ast.Call) and any(isinstance(each, ast.Name) and each.id == "extra" for each in node.args):
-            found |= {each.value for each in node.args if isinstance(each, ast.Constant)} - {"127.0.0.1"}
+            found |= {each.value for each in node.args[1:2] if isinstance(each, ast.Constant)}
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "extra.get":
             found |= {each.value for each in node.args[:1] if isinstance(each, ast.Constant)}
     return {key for key in found if isinstance(key, str)}
