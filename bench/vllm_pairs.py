@@ -42,9 +42,9 @@ def both_pairs(
         for place in places
     ]
     if named:
-        address = f"127.0.0.1:{free_port()}"
-        deployments[0] = _with_settings(deployments[0], port=int(address.rpartition(":")[2]))
-        deployments[1] = _with_settings(deployments[1], peers=[address])
+        port = free_port()
+        deployments[0] = _with_settings(deployments[0], port=port)
+        deployments[1] = _with_settings(deployments[1], peers=[f"127.0.0.1:{port}"])
     with running(deployments, folder / "logs", progress) as servers:
         if named:
             _wait_until_ready(servers[1])

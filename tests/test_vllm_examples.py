@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from kvweave.cli import app
-from kvweave.integrations.vllm import settings, support
+from kvweave.integrations.vllm import CONNECTOR, settings, support
 from kvweave.integrations.vllm.version import KNOWN_VERSIONS, REFUSED_SPECS, TESTED_VERSION
 from kvweave.runtime.addresses import PeerList, split_address
 from tests.documented_commands import ROOT, Shown, shown_commands, transfer_configs
@@ -27,7 +27,7 @@ def setting_keys() -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(inspect.getsource(settings))):
         if isinstance(node, ast.Call) and any(isinstance(each, ast.Name) and each.id == "extra" for each in node.args):
-            found |= {each.value for each in node.args if isinstance(each, ast.Constant)} - {"127.0.0.1"}
+            found |= {each.value for each in node.args[1:2] if isinstance(each, ast.Constant)}
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "extra.get":
             found |= {each.value for each in node.args[:1] if isinstance(each, ast.Constant)}
     return {key for key in found if isinstance(key, str)}
@@ -53,7 +53,7 @@ def configs() -> list[Any]:
 @pytest.mark.parametrize("config", configs())
 def test_every_shown_configuration_is_accepted(config: dict[str, Any]) -> None:
     assert (config["kv_connector"], config["kv_connector_module_path"]) == (
-        support.OWN_NAME, "kvweave.integrations.vllm"
+        CONNECTOR, "kvweave.integrations.vllm"
     )  # fmt: skip
     assert set(config.get("kv_connector_extra_config", {})) <= setting_keys()
     found = read(config)

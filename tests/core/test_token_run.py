@@ -46,7 +46,10 @@ def test_shares_of_different_interleave_need_several_progressions():
 
 def test_compressed_entries_dealt_out_by_dcp_count_in_tokens():
     model = model_of(MLAAttentionSpec(3, tokens_per_state=4, dcp_sharded=True))
-    assert runs_between(model, {"tp": 2, "dcp": 2}, {}) == {("tp0", TokenRun(0, 4, 8)), ("tp0", TokenRun(4, 4, 8))}
+    assert runs_between(model, {"tp": 2, "dcp": 2, "interleave": 4}, {}) == {
+        ("tp0", TokenRun(0, 4, 8)),
+        ("tp0", TokenRun(4, 4, 8)),
+    }
 
 
 @pytest.mark.parametrize("spec", [heads_of(4), FullAttentionSpec(4, 2, dcp_sharded=False)], ids=["heads", "not dealt"])

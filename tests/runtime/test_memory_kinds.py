@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from kvweave.core.cache_config import MemoryKind
@@ -27,10 +29,6 @@ def test_rows_of_unequal_memory_go_apart() -> None:
 
 
 def test_rows_of_one_kind_stay_together() -> None:
-    (part,) = split_by_kind(MemoryKinds.of(TARGET), MemoryKinds.of(TARGET), ROWS_OF_ONE)
+    together = replace(ROWS, source_region=np.zeros(3, np.int32))
+    (part,) = split_by_kind(MemoryKinds.of(TARGET), MemoryKinds.of(TARGET), together)
     assert part.nbytes.tolist() == [8, 8, 8]
-
-
-ROWS_OF_ONE = Rows(
-    RANK, ROWS.source_address, ROWS.target_address, ROWS.nbytes, np.zeros(3, np.int32), np.zeros(3, np.int32)
-)

@@ -9,7 +9,7 @@ import pytest
 
 from kvweave.protocol.codec import encode
 from kvweave.protocol.effects import ReleaseReason
-from kvweave.protocol.messages import Acknowledge, Claim, EngineRole, HandshakeRequest, Incompatible, Problem
+from kvweave.protocol.messages import Acknowledge, Claim, EngineRole, HandshakeRequest, Heartbeat, Incompatible, Problem
 from kvweave.protocol.sides import PrefillSide
 from kvweave.runtime.addresses import PeerList
 from kvweave.runtime.control import Caller, ControlClient, ControlServer
@@ -90,6 +90,21 @@ def test_decode_engine_that_turns_us_down_is_named_with_every_reason(
     wait_until(lambda: joined.coordinator.poll() and "heads" in caplog.text)
     assert "decode-1" in caplog.text
     assert "float32" in caplog.text
+
+
+REFUSED = {
+    "a handshake of the wrong role": (HandshakeRequest(1, "prefill-2", EngineRole.PREFILL, 1), "role"),
+    "a claim of a stranger": (Claim(7, ENGINE, key()), "not_handshaken"),
+    "a heartbeat of a stranger": (Heartbeat(()), "not_handshaken"),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_every_refusal_is_counted_once_by_its_reason(joined: Joined, refused: str) -> None:
+    message, reason = REFUSED[refused]
+    joined.say(message)
+    wait_until(lambda: (joined.coordinator.poll(), joined.recorder.snapshot().total("refused") > 0)[1])
+    assert joined.recorder.snapshot().by_label("refused") == {reason: 1}
 
 
 def test_answer_to_a_client_that_is_gone_is_counted(joined: Joined) -> None:

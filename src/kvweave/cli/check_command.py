@@ -129,7 +129,7 @@ CHECK = Command(
         "kvweave check --model gpt-oss-20b --prefill tp=4,dtype=bfloat16 --decode tp=2,dtype=fp8_e4m3",
         "kvweave check --prefill-model qwen3-0.6b --decode-model qwen3-32b --prefill tp=1 --decode tp=1",
         "kvweave check --model granite-4.0-h-tiny --prefill tp=2 --decode tp=4,speculative_tokens=2",
-        "kvweave check 10.0.0.7:5600 10.0.0.8:5600 --keys own/engine.key_secret --allowed-keys engines",
+        "kvweave check 10.0.0.7:5600 10.0.0.8:5600 --keys path/to/engine.key_secret --allowed-keys path/to/engines",
     ),
     KEYS_HELP,
 )

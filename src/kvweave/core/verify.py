@@ -68,8 +68,7 @@ class Report:
 
     def __str__(self) -> str:
         looked = f"{self.ranks} ranks, {self.requests} requests of up to {self.tokens:,} tokens, {self.rows:,} rows"
-        looked += f", {self.nbytes:,} bytes"
-        looked += f", {self.elements:,} elements"
+        looked += f", {self.nbytes:,} bytes, {self.elements:,} elements"
         return f"proved: {looked}" if self.ok else f"WRONG: {looked}\n" + "\n".join(self.problems)
 
 

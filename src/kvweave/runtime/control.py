@@ -50,9 +50,10 @@ MOST_ATTEMPTS = 6
 _NOBODY = "nobody listens there, or the address is wrong; is the prefill engine running?"
 _REFUSALS = {
     zmq.Event.HANDSHAKE_FAILED_AUTH: "it does not let this engine in; add this host to its peers{key}",
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it has another key than the allowed one, or none, or is no engine",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it has another key than the allowed one, or no keys, or is no engine",
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "one side has keys and the other has not; give both keys, or neither",
 }
+_HUNG_UP = "it hung up: one side has keys and the other has not (give both keys, or neither), or it is no engine"
 
 Received = list[tuple[Any, bytes]]
 
@@ -172,6 +173,8 @@ class _Channel:
                 continue
             final = event in (zmq.Event.HANDSHAKE_FAILED_AUTH, zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
             self.cause = _REFUSALS.get(event, self.cause)
+            if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and not self.key:
+                self.cause = _HUNG_UP
             self.failed += MOST_ATTEMPTS if final else 1
 
     def close(self, linger: int) -> None:

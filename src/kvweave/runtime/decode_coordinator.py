@@ -133,7 +133,7 @@ class DecodeCoordinator:
         self._layouts: dict[str, EngineLayout] = {}
         self._peers: dict[str, Peer] = {}
         self._waiting: dict[str, list[Future[Peer]]] = {}
-        self._drains = Drains()
+        self._drains = Drains(side.engine_id)
         self._desk = desk
         self._tracer = tracer or NoTracer()
         self._log = LogLines(side.engine_id, recorder)

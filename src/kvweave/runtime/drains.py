@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+
+logger = logging.getLogger("kvweave")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +25,10 @@ def drain_command() -> Drain:
 
 
 class Drains:
-    """All who wait, for the polling thread alone."""
+    """All who wait for one engine, for the polling thread alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine_id: str) -> None:
+        self._engine_id = engine_id
         self._waiting: list[Future[None]] = []
         self._over = False
 
@@ -33,11 +37,15 @@ class Drains:
         if self._over:
             future.set_result(None)
         else:
+            if not self._waiting:
+                logger.info("%s: takes nothing new, and ends what it has", self._engine_id)
             self._waiting.append(future)
 
     def end(self) -> None:
         """The engine is drained."""
         self._over = True
+        if self._waiting:
+            logger.info("%s: is drained: nothing is left", self._engine_id)
         for future in self._waiting:
             future.set_result(None)
         self._waiting.clear()

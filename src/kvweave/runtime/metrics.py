@@ -21,8 +21,8 @@ class Metrics:
 
     Prefill: ``offers``, ``released`` (reason), ``handshakes``, ``refused`` (reason), ``turned_away`` (reason),
     ``dropped_messages``, ``found_incompatible``. Decode: ``fetches``, ``delivered``, ``failed`` (reason), ``bytes``,
-    ``rows``, ``handshakes``, ``handshake_failures``, ``peers_lost``. Both: ``seconds`` (stage), ``checked_pieces``,
-    ``malformed_messages``, ``unsent_messages``.
+    ``rows``, ``repeated_claims``, ``retried_reads``, ``handshakes``, ``handshake_failures``, ``peers_lost``. Both:
+    ``seconds`` (stage), ``checked_pieces``, ``malformed_messages``, ``unsent_messages``.
     """
 
     totals: Mapping[tuple[str, str], float]

@@ -99,7 +99,7 @@ class PrefillCoordinator:
         self._commands: CommandQueue[PrefillCommand] = CommandQueue()
         self._announcements: dict[OfferKey, Future[Released]] = {}
         self._awake_until = 0.0
-        self._drains = Drains()
+        self._drains = Drains(side.offers.engine_id)
         self._summed = summed
         self._log = LogLines(side.offers.engine_id, recorder)
         self._dropped = 0

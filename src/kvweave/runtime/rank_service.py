@@ -21,6 +21,11 @@ from kvweave.runtime.workers import DecodeWorker, PrefillWorker
 from kvweave.transport.base import Transport
 
 
+def at_once() -> bool:
+    """Target memory that needs no preparation is always ready."""
+    return True
+
+
 class RankService:
     """One rank of an engine whose coordinators live in another process.
 
@@ -38,7 +43,7 @@ class RankService:
         self._rank = _Rank(worker, transport, tuple(channels.values()), clock)
         self._thread = PollingThread(name, self._rank)
 
-    def allow(self, fetch: int, ready: Callable[[], bool] = lambda: True) -> None:
+    def allow(self, fetch: int, ready: Callable[[], bool] = at_once) -> None:
         """The target memory of a fenced fetch may be written once ``ready`` says so, which the thread asks often."""
         self._rank.fences.append((fetch, ready))
         self._thread.wake()

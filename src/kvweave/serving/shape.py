@@ -98,11 +98,10 @@ def server_shape(
 
 
 def _value(key: str, parallel: ParallelConfig, cache: CacheConfig, model: Mapping[str, Any]) -> str:
-    value = (
-        next(getattr(owner, key) for owner in (parallel, cache) if hasattr(owner, key))
-        if key not in model
-        else (model[key])
-    )
+    if key in model:
+        value = model[key]
+    else:
+        value = next(getattr(owner, key) for owner in (parallel, cache) if hasattr(owner, key))
     if key in CHOICES and value not in CHOICES[key]:
         raise ConfigurationError(
             f"{key}: {value!r} is no choice of vLLM's {OPTIONS[key]}; use one of {', '.join(CHOICES[key])}, or leave "

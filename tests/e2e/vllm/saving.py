@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
-    SupportsHMA,
 )
+
+from tests.integrations.vllm.idle_connector import IdleConnector
 
 HELD_STEPS = 3
 
@@ -26,15 +26,12 @@ class Held(KVConnectorMetadata):
     over: frozenset[str]
 
 
-class SavingConnector(KVConnectorBase_V1, SupportsHMA):
+class SavingConnector(IdleConnector):
     """Loads nothing; in each process it is either the scheduler's or a worker's part."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._held: dict[str, int] = {}
-
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         assert num_external_tokens == 0
@@ -56,15 +53,3 @@ class SavingConnector(KVConnectorBase_V1, SupportsHMA):
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, Held)
         return KVConnectorTransferResults(finished_sending=set(metadata.over))
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        pass
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        pass
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        pass
-
-    def wait_for_save(self) -> None:
-        pass

@@ -9,14 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvweave.serving.probe import is_healthy
 from tests.e2e.vllm.gentle import gentle
 from tests.e2e.vllm.models import MODELS
 
@@ -106,11 +105,7 @@ class Server:
 
     def healthy(self) -> bool:
         """Whether it answers."""
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+        return is_healthy(self.url)
 
     def tail(self, lines: int = 40) -> str:
         """The end of its log."""

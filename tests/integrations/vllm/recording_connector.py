@@ -6,18 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorHandshakeMetadata,
-    KVConnectorMetadata,
-    KVConnectorRole,
-    SupportsHMA,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorRole
 
 from kvweave.core.layout import EngineLayout
 from kvweave.integrations.vllm.block_ids import BlockIds
 from kvweave.integrations.vllm.engine import join_ranks, read_worker
 from kvweave.integrations.vllm.layout import RankDescription, describe_rank, refuse_configuration
+from tests.integrations.vllm.idle_connector import IdleConnector
 
 
 @dataclass
@@ -39,7 +34,7 @@ class Described(KVConnectorHandshakeMetadata):
     description: RankDescription
 
 
-class RecordingConnector(KVConnectorBase_V1, SupportsHMA):
+class RecordingConnector(IdleConnector):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         refuse_configuration(kv_cache_config)
@@ -63,24 +58,3 @@ class RecordingConnector(KVConnectorBase_V1, SupportsHMA):
         if SEEN.layout is not None and SEEN.layout.parallel.ranks_per_engine == 1:
             SEEN.arrays = read_arrays(SEEN.layout, SEEN.tables, request.num_prompt_tokens)
         return False, None
-
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        return 0, False
-
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        pass
-
-    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        return KVConnectorMetadata()
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        pass
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        pass
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        pass
-
-    def wait_for_save(self) -> None:
-        pass

@@ -10,10 +10,10 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 from kvweave.errors import ConfigurationError
+from kvweave.integrations.vllm import CONNECTOR
 from kvweave.integrations.vllm.support import (
     CACHELESS_DRAFTERS,
     COMPUTED_REQUESTS,
-    OWN_NAME,
     REFUSED_METHODS,
     REFUSED_NEIGHBOURS,
     REFUSED_OPTIONS,
@@ -27,7 +27,7 @@ def config(beside: tuple[str, ...] = (), **changes: Any) -> Any:
     """A configuration without anything that is refused, but for ``changes``."""
     extra = dict(changes.pop("extra", {}))
     if beside:
-        extra["connectors"] = [{"kv_connector": name} for name in (OWN_NAME, *beside)]
+        extra["connectors"] = [{"kv_connector": name} for name in (CONNECTOR, *beside)]
     values: dict[str, Any] = {
         "runner_type": "generate", "is_encoder_decoder": False, "is_diffusion": False, "enable_sleep_mode": False,
         "multimodal_config": None, "weight_transfer_config": None, "nnodes_within_dp": 1,
@@ -95,7 +95,7 @@ def test_a_neighbour_is_refused_by_name(name: str) -> None:
 
 
 def test_a_second_one_of_ours_is_refused() -> None:
-    assert "stands beside another KVWeaveConnector" in refused(config(), config((OWN_NAME,)))
+    assert "stands beside another KVWeaveConnector" in refused(config(), config((CONNECTOR,)))
 
 
 @pytest.mark.parametrize("name", ["OffloadingConnector", "SimpleCPUOffloadConnector", "LMCacheConnectorV1"])

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvweave.errors import ConfigurationError
-
-OWN_NAME = "KVWeaveConnector"
+from kvweave.integrations.vllm import CONNECTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +166,11 @@ def _neighbours(vllm_config: Any, engine: Any) -> Iterator[str]:
     names = [str(child.get("kv_connector")) for child in _children(engine)]
     for name in names:
         if name in REFUSED_NEIGHBOURS:
-            yield f"MultiConnector: {name} stands beside {OWN_NAME}: {REFUSED_NEIGHBOURS[name]}"
-    if names.count(OWN_NAME) > 1:
-        yield f"MultiConnector: {OWN_NAME} stands beside another {OWN_NAME}: {_SAME_REQUESTS}"
+            yield f"MultiConnector: {name} stands beside {CONNECTOR}: {REFUSED_NEIGHBOURS[name]}"
+    if names.count(CONNECTOR) > 1:
+        yield f"MultiConnector: {CONNECTOR} stands beside another {CONNECTOR}: {_SAME_REQUESTS}"
     if names and engine.kv_transfer_config.kv_role not in ("kv_both", vllm_config.kv_transfer_config.kv_role):
         yield (
-            f"MultiConnector: its kv_role is {engine.kv_transfer_config.kv_role}, that of {OWN_NAME} in it "
+            f"MultiConnector: its kv_role is {engine.kv_transfer_config.kv_role}, that of {CONNECTOR} in it "
             f"{vllm_config.kv_transfer_config.kv_role}; give both the same, or kv_both to MultiConnector"
         )

@@ -19,7 +19,7 @@ from kvweave.integrations.vllm.layout import describe_rank
 from kvweave.integrations.vllm.metadata import Finished, Heard, RankHandshake
 from kvweave.integrations.vllm.settings import Settings
 from kvweave.runtime.naming import TransportFactory
-from kvweave.runtime.rank_service import RankService
+from kvweave.runtime.rank_service import RankService, at_once
 
 
 class WorkerRole:
@@ -58,7 +58,7 @@ class WorkerRole:
         """Lets fetches begin whose target blocks are zeroed or copied in this step, on a device once that is done."""
         if self._service is None or not finished.zeroed:
             return
-        ready = _always if self._on_host else current_stream().record_event().query
+        ready = at_once if self._on_host else current_stream().record_event().query
         for fetch in finished.zeroed:
             self._service.allow(fetch, ready)
 
@@ -82,10 +82,6 @@ class WorkerRole:
         """Ends all reads and the transport."""
         if self._service is not None:
             self._service.close()
-
-
-def _always() -> bool:
-    return True
 
 
 def transport_name(settings: Settings, rank: str) -> str:
