@@ -84,7 +84,7 @@ def test_fetch_waits_for_its_peer() -> None:
 
 
 def test_reads_begin_with_the_claim(book: FetchBook) -> None:
-    claim, post = book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS, 4))
+    _claim, post = book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS, 4))
     assert isinstance(post, PostReads)
     assert (post.source_tables, post.target_tables, post.start_token, post.num_tokens) == (TABLES, TARGETS, 4, 10)
     assert book.receive(101.0, ADDRESS, CLAIMED) == ()

@@ -11,7 +11,6 @@ from kvweave.protocol.effects import Drained, Greeted, TurnedDown
 from kvweave.protocol.messages import (
     Acknowledge,
     Claim,
-    Claimed,
     EngineRole,
     HandshakeRefused,
     HandshakeRequest,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 
 import pytest
 
@@ -16,8 +15,8 @@ from kvweave.protocol.timing import Timing
 from kvweave.runtime.addresses import PeerList
 from kvweave.runtime.clock import boot_time
 from kvweave.runtime.control import ControlClient, ControlServer
-from kvweave.runtime.decode_coordinator import MOST_PREPARED_BLOCKS, Begin, Connect, DecodeCoordinator
-from kvweave.runtime.events import Connected, PrepareReads, ReadsEnded, ReadStatistics, WorkerCommand, WorkerEvent
+from kvweave.runtime.decode_coordinator import Begin, Connect, DecodeCoordinator
+from kvweave.runtime.events import Connected, ReadsEnded, ReadStatistics, WorkerCommand, WorkerEvent
 from kvweave.runtime.handle import Fetch
 from kvweave.runtime.metrics import Recorder
 from kvweave.runtime.polling import Activity
@@ -108,22 +107,6 @@ def test_delivery_waits_for_the_ranks_report_in_another_process(joined: Joined) 
     assert fetch.error() is None
     wait_until(lambda: (joined.prefill.poll(), len(joined.prefill_side.offers) == 0)[1])
     assert joined.decode.poll() is Activity.IDLE
-
-
-def test_ranks_compute_their_rows_while_the_claim_is_under_way(joined: Joined) -> None:
-    joined.read()
-    prepared, posted = (joined.command(kind) for kind in (PrepareReads, PostReads))
-    assert prepared.reads == posted
-    assert joined.rank.commands.index(prepared) < joined.rank.commands.index(posted)
-
-
-def test_a_reference_of_absurd_size_prepares_nothing(joined: Joined) -> None:
-    joined.read()
-    absurd = replace(joined.offer, request_id="absurd", tables={"full": tuple(range(MOST_PREPARED_BLOCKS + 1))})
-    fetch = Fetch(8, "absurd", lambda number: None)
-    joined.decode.submit(Begin(fetch, Order(absurd.address, absurd, TARGETS)))
-    wait_until(lambda: (joined.decode.poll(), joined.prefill.poll(), fetch.done())[2])
-    assert [command.reads.fetch for command in joined.rank.commands if isinstance(command, PrepareReads)] == [7]
 
 
 def test_closing_cancels_reads_and_frees_their_blocks_when_they_are_over(joined: Joined) -> None:

@@ -10,7 +10,7 @@ from kvweave.core.parallel import RankCoordinates
 from kvweave.errors import Mismatch, RemoteProtocolError, TransportError, TransportErrorKind
 from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads, RetryReads
 from kvweave.protocol.messages import RefusalReason
-from kvweave.runtime.events import Connected, NotConnected, PrepareReads, ReadFailed, ReadsEnded, ReadStatistics
+from kvweave.runtime.events import Connected, NotConnected, ReadFailed, ReadsEnded, ReadStatistics
 from kvweave.runtime.link_messages import (
     Adopt,
     Attend,
@@ -28,7 +28,6 @@ STATISTICS = ReadStatistics({RankCoordinates(1, 0, 3): 70}, 4, 0.25, 0.5, {"wind
 READS = PostReads(7, "host:1", {"full": (1, 2)}, {"full": (-1, 5)}, 3, 40, 9)
 COMMANDS = [
     DropPeer("host:1"),
-    PrepareReads(READS),
     READS,
     RetryReads(7, 3),
     CancelReads(7),

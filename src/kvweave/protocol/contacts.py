@@ -6,8 +6,11 @@ peer that is gone is found out within a heartbeat's interval and ``silence_secon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvweave.protocol.effects import Send
+from kvweave.protocol.messages import MOST_BEATS, Heartbeat, OfferKey
 from kvweave.protocol.renewal import interval_seconds
 from kvweave.protocol.timers import Timers
 from kvweave.protocol.timing import Timing
@@ -81,11 +84,21 @@ class Contacts:
         if address in self._contacts and (due is None or moment < due):
             self._beats.set(address, moment)
 
-    def beat(self, now: float, address: str) -> None:
-        """A heartbeat is sent; an answer is awaited from the first one on that has none."""
+    def note(self, now: float, address: str, lease_seconds: float | None) -> None:
+        """The shortest lease of the offers that a heartbeat named; the next one comes in time for it."""
+        if lease_seconds is not None:
+            self.beat_by(address, now + interval_seconds(lease_seconds, self._timing))
+
+    def beat(self, now: float, address: str, offers: Sequence[OfferKey] = ()) -> tuple[Send, ...]:
+        """A heartbeat with these offers, in several messages only where they do not fit one.
+
+        An answer is awaited from the first one on that has none.
+        """
         self._beats.set(address, now + interval_seconds(self._contacts[address].lease_seconds, self._timing))
         if self._silences.get(address) is None:
             self._silences.set(address, now + self._timing.silence_seconds)
+        starts = range(0, max(len(offers), 1), MOST_BEATS)
+        return tuple(Send(address, Heartbeat(tuple(offers[start : start + MOST_BEATS]))) for start in starts)
 
     def due(self, now: float) -> list[str]:
         """Who should hear from us now."""

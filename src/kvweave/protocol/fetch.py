@@ -40,24 +40,20 @@ from kvweave.protocol.effects import (
     ForgetPeer,
     RetryReads,
     Reusable,
-    Send,
     WantPeer,
 )
+from kvweave.protocol.fetch_entries import FetchEntries
 from kvweave.protocol.fetch_entry import FetchEntry, Order
 from kvweave.protocol.messages import (
-    MOST_BEATS,
     Acknowledged,
     Claimed,
-    Heartbeat,
     HeartbeatReply,
-    OfferKey,
     RefusalReason,
     Refused,
     Renewed,
     Revoked,
 )
 from kvweave.protocol.reference import OfferReference
-from kvweave.protocol.renewal import Renewals, interval_seconds
 from kvweave.protocol.states import FetchEvent, FetchState
 from kvweave.protocol.timers import Timers
 from kvweave.protocol.timing import Timing
@@ -71,13 +67,10 @@ class FetchBook:
     def __init__(self, engine_id: str, num_ranks: int, timing: Timing) -> None:
         self._ranks = range(num_ranks)
         self._timing = timing
-        self._fetches: dict[int, FetchEntry] = {}
-        self._by_offer: dict[tuple[str, OfferKey], int] = {}
+        self._fetches = FetchEntries()
         self._contacts = Contacts(timing, salt_number(engine_id) % 2**32)
         self.acknowledgements = Acknowledgements(timing)
         self._timers: Timers[int] = Timers()
-        self._begun: set[int] = set()
-        self._reading: set[int] = set()
         self._retired = False
 
     def __len__(self) -> int:
@@ -86,12 +79,12 @@ class FetchBook:
     @property
     def begun(self) -> int:
         """How many fetches are under way, those that are merely held left out."""
-        return len(self._begun)
+        return len(self._fetches.begun)
 
     @property
     def reading(self) -> int:
         """How many fetches have reads that may not be terminal."""
-        return len(self._reading)
+        return len(self._fetches.reading)
 
     @property
     def drained(self) -> bool:
@@ -115,14 +108,13 @@ class FetchBook:
 
     def fetch(self, now: float, number: int, order: Order) -> Effects:
         """Begins a fetch, held before or not."""
-        if number not in self._fetches:
-            refused = self._admit(number, order.address, order.reference)
-            if refused:
-                return refused
-        fetch = self._fetches[number]
+        refused = () if number in self._fetches else self._admit(number, order.address, order.reference)
+        fetch = self._fetches.get(number)
+        if fetch is None:
+            return refused
         fetch.step(FetchEvent.START)
         fetch.order = order
-        self._begun.add(number)
+        self._fetches.begun.add(number)
         return self._claim(now, fetch) if fetch.address in self._contacts else (WantPeer(fetch.address),)
 
     def abort(self, now: float, number: int) -> Effects:
@@ -140,26 +132,28 @@ class FetchBook:
     def close(self, now: float) -> Effects:
         """Gives everything up, because the engine ends."""
         self._retired = True
-        fetches = list(self._fetches.values())
-        return _joined(self._give_up(now, fetch, FailureReason.CLOSED, "this engine is closing") for fetch in fetches)
+        text = "this engine is closing"
+        return _joined(self._give_up(now, fetch, FailureReason.CLOSED, text) for fetch in self._fetches.every())
 
     def peer_ready(self, now: float, address: str, lease_seconds: float) -> Effects:
         """Claims what was waiting for this peer, and begins heartbeats."""
         self._contacts.ready(now, address, lease_seconds)
         owed = self.acknowledgements.peer_ready(now, address, lease_seconds)
-        waiting = [fetch for fetch in self._at(address) if fetch.state is FetchState.AWAITING_PEER]
+        waiting = [fetch for fetch in self._fetches.at(address) if fetch.state is FetchState.AWAITING_PEER]
         return (*owed, *_joined(self._claim(now, fetch) for fetch in waiting))
 
     def peer_lost(self, now: float, address: str, text: str) -> Effects:
         """A peer that was ready is gone: what was being read fails, what was not yet claimed tries once more."""
         self._contacts.lose(address)
         self.acknowledgements.peer_gone(address)
-        return _joined(self._lose(now, fetch, text) for fetch in self._at(address))
+        return _joined(self._lose(now, fetch, text) for fetch in self._fetches.at(address))
 
     def peer_failed(self, now: float, address: str, text: str, problems: Sequence[Mismatch]) -> Effects:
         """No connection to the peer came about: everything that waits for it fails."""
         reason = FailureReason.INCOMPATIBLE if problems else FailureReason.PEER_LOST
-        waiting = [fetch for fetch in self._at(address) if fetch.state in (FetchState.QUEUED, FetchState.AWAITING_PEER)]
+        waiting = [
+            fetch for fetch in self._fetches.at(address) if fetch.state in (FetchState.QUEUED, FetchState.AWAITING_PEER)
+        ]
         self.acknowledgements.peer_gone(address)
         return _joined(self._give_up(now, fetch, reason, text, tuple(problems), back=False) for fetch in waiting)
 
@@ -174,7 +168,7 @@ class FetchBook:
             case Refused():
                 return self._refused(now, address, message)
             case Revoked():
-                fetch = self._fetch_of(address, message.claim)
+                fetch = self._fetches.of(address, message.claim)
                 return () if fetch is None else self._give_up(now, fetch, FailureReason.REVOKED, message.text)
             case HeartbeatReply():
                 return self._beaten(now, address, message)
@@ -196,7 +190,7 @@ class FetchBook:
         acknowledged = self._acknowledge(now, fetch, [rank]) if fetch.state is FetchState.DRAINING else ()
         if fetch.reading:
             return acknowledged
-        self._reading.discard(number)
+        self._fetches.reading.discard(number)
         match fetch.state:
             case FetchState.AWAITING_PEER:
                 return self._claim(now, fetch)
@@ -223,13 +217,11 @@ class FetchBook:
         if elsewhere and reason is FailureReason.READ_FAILED:
             fetch.again.add(rank)
             return ()
+        forget = (ForgetPeer(fetch.address, text),) if reason is FailureReason.PEER_LOST else ()
         if fetch.state is FetchState.CLAIMING:
-            if reason is FailureReason.PEER_LOST:
-                return (ForgetPeer(fetch.address, text),)
             fetch.doubt = fetch.doubt or (reason, text)
-            return ()
-        effects = self._give_up(now, fetch, reason, text)
-        return (*effects, ForgetPeer(fetch.address, text)) if reason is FailureReason.PEER_LOST else effects
+            return forget
+        return self._give_up(now, fetch, reason, text) + forget
 
     def get_timer(self) -> float | None:
         """When ``handle_timer`` should be called next."""
@@ -238,7 +230,7 @@ class FetchBook:
 
     def handle_timer(self, now: float) -> Effects:
         """Sends what is due, and gives up what was not answered in time."""
-        effects = _joined(self._wake(now, self._fetches[number]) for number in self._timers.due(now))
+        effects = _joined(self._wake(now, number) for number in self._timers.due(now))
         effects += self.acknowledgements.handle_timer(now)
         effects += _joined(self._beat(now, address) for address in self._contacts.due(now))
         silence = f"nothing was heard for {self._timing.silence_seconds:g} s"
@@ -251,11 +243,10 @@ class FetchBook:
         if self._retired:
             text = f"request {reference.request_id}: this engine takes nothing new; send it to another one"
             return (Failed(number, FailureReason.CLOSED, text), Reusable(number))
-        other = self._by_offer.setdefault((address, reference.offer), number)
+        other = self._fetches.add(FetchEntry(number, address, reference)).number
         if other != number:
             text = f"request {reference.request_id}: fetch {other} of this engine has it; wait for that one"
             return (Failed(number, FailureReason.DUPLICATE, text), Reusable(number))
-        self._fetches[number] = FetchEntry(number, address, reference)
         return ()
 
     def _claim(self, now: float, fetch: FetchEntry) -> Effects:
@@ -264,14 +255,10 @@ class FetchBook:
         if fetch.reading or lease is None or fetch.order is None:
             return ()
         fetch.step(FetchEvent.PEER_READY)
-        fetch.answer_by = now + self._timing.answer_seconds
-        fetch.resend_seconds = self._timing.resend_seconds
-        fetch.reading = set(self._ranks)
-        self._reading.add(fetch.number)
-        fetch.renewals = Renewals(now, lease, self._timing, fetch.asked)
-        claim = self._say_claim(now, fetch)
+        fetch.begin(now, self._ranks, lease, self._timing)
+        self._fetches.reading.add(fetch.number)
         post = fetch.post(fetch.order, self._contacts.take_salt(fetch.address))
-        return (*claim, post)
+        return (*self._say_claim(now, fetch), post)
 
     def _say_claim(self, now: float, fetch: FetchEntry) -> Effects:
         self._timers.set(fetch.number, min(now + fetch.resend_seconds, fetch.answer_by))
@@ -281,22 +268,20 @@ class FetchBook:
         if message.claim not in self._fetches:
             lease, owe = self._contacts.lease(address), self.acknowledgements.owe
             return owe(now, address, message.claim, message.offer, self._ranks, lease) if lease is not None else ()
-        fetch = self._fetch_of(address, message.claim)
+        fetch = self._fetches.of(address, message.claim)
         if fetch is None or fetch.state is not FetchState.CLAIMING or fetch.renewals is None:
             return ()
-        difference = fetch.reference.difference(message)
-        if difference is not None:
-            return self._give_up(now, fetch, FailureReason.WRONG_REFERENCE, difference)
         fetch.step(FetchEvent.CLAIMED)
         fetch.renewals.grant(fetch.renewals.sequence, message.lease_seconds)
-        if fetch.doubt is not None:
-            return self._give_up(now, fetch, *fetch.doubt)
+        doubt = fetch.doubts(message)
+        if doubt is not None:
+            return self._give_up(now, fetch, *doubt)
         if not fetch.reading:
             fetch.step(FetchEvent.READS_END)
         return self._settle(now, fetch)
 
     def _renewed(self, now: float, address: str, message: Renewed) -> Effects:
-        fetch = self._fetch_of(address, message.claim)
+        fetch = self._fetches.of(address, message.claim)
         if fetch is None or fetch.renewals is None or fetch.state is FetchState.CLAIMING:
             return ()
         fetch.step(FetchEvent.RENEWED)
@@ -304,7 +289,7 @@ class FetchBook:
         return self._settle(now, fetch)
 
     def _refused(self, now: float, address: str, message: Refused) -> Effects:
-        fetch = self._fetch_of(address, message.claim)
+        fetch = self._fetches.of(address, message.claim)
         if fetch is None or fetch.renewals is None:
             return ()
         claiming = fetch.state is FetchState.CLAIMING
@@ -325,9 +310,12 @@ class FetchBook:
         self._timers.set(fetch.number, fetch.renewals.next_moment)
         return ()
 
-    def _wake(self, now: float, fetch: FetchEntry) -> Effects:
-        renewals = fetch.renewals
-        if renewals is None or fetch.state is FetchState.CLAIMING:
+    def _wake(self, now: float, number: int) -> Effects:
+        fetch = self._fetches.get(number)
+        renewals = None if fetch is None else fetch.renewals
+        if fetch is None or renewals is None:
+            return ()
+        if fetch.state is FetchState.CLAIMING:
             return self._wait_for_answer(now, fetch)
         if now >= renewals.last_moment:
             return self._give_up(now, fetch, *fetch.too_late())
@@ -384,9 +372,7 @@ class FetchBook:
 
     def _end(self, fetch: FetchEntry) -> Effects:
         """Drops the record, and everything with it."""
-        del self._fetches[fetch.number]
-        self._begun.discard(fetch.number)
-        del self._by_offer[fetch.address, fetch.reference.offer]
+        self._fetches.drop(fetch)
         self._timers.cancel(fetch.number)
         return ()
 
@@ -397,28 +383,17 @@ class FetchBook:
         return self.acknowledgements.owe(now, fetch.address, fetch.number, fetch.reference.offer, ranks, lease)
 
     def _beat(self, now: float, address: str) -> Effects:
-        """One heartbeat with the offers of all queued requests, more only where they do not fit one message."""
-        self._contacts.beat(now, address)
-        keys = [fetch.reference.offer for fetch in self._at(address) if fetch.state is FetchState.QUEUED]
-        starts = range(0, max(len(keys), 1), MOST_BEATS)
-        return tuple(Send(address, Heartbeat(tuple(keys[start : start + MOST_BEATS]))) for start in starts)
+        queued = [fetch.reference.offer for fetch in self._fetches.at(address) if fetch.state is FetchState.QUEUED]
+        return self._contacts.beat(now, address, queued)
 
     def _beaten(self, now: float, address: str, message: HeartbeatReply) -> Effects:
-        if message.lease_seconds is not None:
-            self._contacts.beat_by(address, now + interval_seconds(message.lease_seconds, self._timing))
+        self._contacts.note(now, address, message.lease_seconds)
         effects: Effects = ()
         for key, reason in message.missing:
-            fetch = self._fetches.get(self._by_offer.get((address, key), -1))
+            fetch = self._fetches.wants(address, key)
             if fetch is not None and fetch.state is FetchState.QUEUED:
                 effects += self._give_up(now, fetch, reason, f"ended while queued: {reason.value}", back=False)
         return effects
-
-    def _at(self, address: str) -> list[FetchEntry]:
-        return [fetch for fetch in self._fetches.values() if fetch.address == address]
-
-    def _fetch_of(self, address: str, number: int) -> FetchEntry | None:
-        fetch = self._fetches.get(number)
-        return fetch if fetch is not None and fetch.address == address else None
 
 
 def _joined(parts: Iterable[Effects]) -> Effects:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvweave.protocol.effects import AnyFailure, FailureReason, PostReads, Send
-from kvweave.protocol.messages import Claim, Renew
+from kvweave.protocol.messages import Claim, Claimed, Renew
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.renewal import Renewals
 from kvweave.protocol.states import FETCH, FetchEvent, FetchState
+from kvweave.protocol.timing import Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,13 @@ class FetchEntry:
         """Moves on by the table."""
         self.state = FETCH.step(self.state, event)
 
+    def begin(self, now: float, ranks: Iterable[int], lease_seconds: float, timing: Timing) -> None:
+        """Everything is asked and read from now on."""
+        self.answer_by = now + timing.answer_seconds
+        self.resend_seconds = timing.resend_seconds
+        self.reading = set(ranks)
+        self.renewals = Renewals(now, lease_seconds, timing, self.asked)
+
     def move(self) -> None:
         """What was asked of the engine that is gone is over; reads of it may last."""
         self.moved = True
@@ -80,6 +88,11 @@ class FetchEntry:
             self.number, self.address, offered.tables, order.tables, order.start_token, offered.num_tokens, salt,
             order.fenced,
         )  # fmt: skip
+
+    def doubts(self, claimed: Claimed) -> tuple[AnyFailure, str] | None:
+        """Why the reference does not hold, by what the prefill engine says of its offer or else by our own ranks."""
+        difference = self.reference.difference(claimed)
+        return self.doubt if difference is None else (FailureReason.WRONG_REFERENCE, difference)
 
     def too_late(self) -> tuple[FailureReason, str]:
         """Why nothing is waited for any more."""
