@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,11 @@ import numpy.typing as npt
 from kvweave.core.layout import Geometry
 
 Offsets = npt.NDArray[np.int64]
+
+MOST_KERNEL_BLOCK_RUNS = 4096
+"""A kernel block that falls into more is taken entry by entry; so many runs are kept for each pair of geometries."""
+
+_Dimension = tuple[int, int, int]
 
 
 class Runs(NamedTuple):
@@ -56,16 +62,40 @@ def joined(parts: Sequence[Runs]) -> Runs:
 @lru_cache(maxsize=512)
 def entry_runs(extents: tuple[int, ...], item_bytes: int, source: Geometry, target: Geometry) -> Runs:
     """The runs of one entry of a box with these extents, between two geometries."""
+    return _step(*_outer(extents, item_bytes, source.axis_strides, target.axis_strides))
+
+
+@lru_cache(maxsize=512)
+def kernel_block_runs(extents: tuple[int, ...], item_bytes: int, source: Geometry, target: Geometry) -> Runs | None:
+    """The same of all entries of a kernel block; None where the two sides' differ in size, or it is in many pieces."""
+    entries = source.kernel_block_entries
+    if entries != target.kernel_block_entries:
+        return None
+    strides = [(geometry.entry_stride, *geometry.axis_strides) for geometry in (source, target)]
+    run, outer = _outer((entries, *extents), item_bytes, *strides)
+    if prod(extent for *_, extent in outer) > MOST_KERNEL_BLOCK_RUNS:
+        return None
+    return _step(run, outer)
+
+
+def _outer(
+    extents: tuple[int, ...], item_bytes: int, source_strides: tuple[int, ...], target_strides: tuple[int, ...]
+) -> tuple[int, list[_Dimension]]:
+    """Bytes in one run, and the dimensions (strides of either side, extent) that it is repeated along."""
     dimensions = sorted(
         (source_stride, target_stride, extent)
-        for extent, source_stride, target_stride in zip(extents, source.axis_strides, target.axis_strides, strict=True)
+        for extent, source_stride, target_stride in zip(extents, source_strides, target_strides, strict=True)
         if extent > 1
     )
     run = item_bytes
     while dimensions and dimensions[0][0] == dimensions[0][1] == run:
         run *= dimensions.pop(0)[2]
+    return run, dimensions
+
+
+def _step(run: int, outer: Sequence[_Dimension]) -> Runs:
     source_offsets = target_offsets = np.zeros(1, dtype=np.int64)
-    for source_stride, target_stride, extent in dimensions:
+    for source_stride, target_stride, extent in outer:
         steps = np.arange(extent, dtype=np.int64)[:, None]
         source_offsets = (steps * source_stride + source_offsets).ravel()
         target_offsets = (steps * target_stride + target_offsets).ravel()

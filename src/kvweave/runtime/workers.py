@@ -16,6 +16,7 @@ import numpy as np
 
 from kvweave.core.descriptors import RequestDescriptors, Rows
 from kvweave.core.layout import EngineLayout, RankLayout
+from kvweave.core.padding import padded, padding_tokens
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.plan import TransferPlan, plan_transfer
 from kvweave.errors import BlockTableError, IncompatibleLayouts, KVWeaveError, TransportError, TransportErrorKind
@@ -76,6 +77,7 @@ class _Memories:
 class _Peer:
     attempt: int
     plan: TransferPlan
+    padding: int
     agents: dict[RankCoordinates, str]
     connecting: list[ReadHandle]
     memories: dict[RankCoordinates, _Memories]
@@ -182,7 +184,10 @@ class DecodeWorker:
         else:
             agents = {source: handle.peer for source, handle in handles.items()}
             memories = {source: _memories(command.layout.at(source)) for source in handles}
-            self._peers[command.address] = _Peer(command.attempt, plan, agents, list(handles.values()), memories)
+            padding = padding_tokens(plan.of(self._own))
+            self._peers[command.address] = _Peer(
+                command.attempt, plan, padding, agents, list(handles.values()), memories
+            )
             if not handles:
                 self._events.append(Connected(command.address, command.attempt, self._rank))
 
@@ -247,8 +252,8 @@ class DecodeWorker:
 
     def _rows(self, peer: _Peer, command: PostReads) -> _Prepared:
         descriptors = peer.plan.descriptors(
-            self._own, command.source_tables, command.target_tables, command.num_tokens, command.start_token,
-            command.salt,
+            self._own, command.source_tables, command.target_tables,
+            padded(command.num_tokens, command.start_token, peer.padding), command.start_token, command.salt,
         )  # fmt: skip
         parts = [
             (peer.agents[source], part)
