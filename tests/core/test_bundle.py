@@ -55,3 +55,11 @@ def test_layers_at_other_distances_move_apart() -> None:
     specs = FullAttentionSpec(2, 4, 4), FullAttentionSpec(2, 4, 6), FullAttentionSpec(2, 4, 4)
     assert len(bundles(specs, CacheConfig(num_blocks=4), CacheConfig(num_blocks=4))) == 2
     assert faults(*(engine(model_of(*specs), tp) for tp in (2, 1))) == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "block_runs"), [("HND", 1), ("NHD", None)], ids=["a page is one run", "entries join to one run"]
+)
+def test_a_kernel_block_has_runs_of_its_own_where_these_are_fewer(layout: str, block_runs: int | None) -> None:
+    (bundle,) = bundles(PAIR, *[CacheConfig(num_blocks=4, layout=layout)] * 2)
+    assert (bundle.block_runs and len(bundle.block_runs.nbytes)) == block_runs

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvweave.core.layout import Geometry
-from kvweave.core.runs import entry_runs, joined
+from kvweave.core.runs import MOST_KERNEL_BLOCK_RUNS, Runs, entry_runs, joined, kernel_block_runs
 from kvweave.errors import PlanError
 
 
@@ -31,6 +31,12 @@ def offsets(extents: tuple[int, ...], strides: tuple[int, ...], item: int) -> np
     return where
 
 
+def bytes_of(runs: Runs) -> list[tuple[int, int]]:
+    return [
+        (int(start) + byte, int(end) + byte) for start, end, size in zip(*runs, strict=True) for byte in range(size)
+    ]
+
+
 @given(st.data(), st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple), st.sampled_from([1, 2, 4]))
 def test_runs_move_each_byte_of_an_entry_once(data: st.DataObject, extents: tuple[int, ...], item: int) -> None:
     source, target = (data.draw(strides_of(extents, item)) for _ in range(2))
@@ -40,9 +46,7 @@ def test_runs_move_each_byte_of_an_entry_once(data: st.DataObject, extents: tupl
         at = [sum(i * s for i, s in zip(index, strides, strict=True)) for strides in (source, target)]
         pairs |= {(at[0] + byte, at[1] + byte) for byte in range(item)}
     runs = entry_runs(extents, item, geometry(source), geometry(target))
-    moved = [
-        (int(start) + byte, int(end) + byte) for start, end, size in zip(*runs, strict=True) for byte in range(size)
-    ]
+    moved = bytes_of(runs)
     assert len(moved) == len(set(moved)) and set(moved) == pairs
 
 
@@ -74,3 +78,25 @@ def test_rows_of_several_boxes_are_one_run_where_both_sides_continue() -> None:
 def test_more_pieces_than_any_memory_order_makes_are_refused() -> None:
     with pytest.raises(PlanError, match="262144 pieces"):
         entry_runs((512, 512), 2, geometry((1024, 2)), geometry((2, 1024)))
+
+
+@given(st.data(), st.lists(st.integers(1, 4), min_size=1, max_size=2).map(tuple), st.sampled_from([1, 2, 4]))
+def test_runs_of_a_kernel_block_move_what_its_entries_move(
+    data: st.DataObject, extents: tuple[int, ...], item: int
+) -> None:
+    """Entries lie anywhere in the page: around, between and inside heads and dims."""
+    sides = []
+    for _ in range(2):
+        entry, *axes = data.draw(strides_of((4, *extents), item))
+        sides.append(geometry(tuple(axes), entry))
+    entries = entry_runs(extents, item, *sides)
+    one_by_one = [entries.moved(number * sides[0].entry_stride, number * sides[1].entry_stride) for number in range(4)]
+    block = kernel_block_runs(extents, item, *sides)
+    assert block is not None
+    assert sorted(bytes_of(block)) == sorted(pair for runs in one_by_one for pair in bytes_of(runs))
+
+
+def test_kernel_blocks_of_unequal_size_or_many_pieces_have_no_runs() -> None:
+    other, many = Geometry(8, 8, 10000, 8000, 1000, (2,)), geometry((16,), 4)
+    assert kernel_block_runs((4,), 2, geometry((2,)), other) is None
+    assert kernel_block_runs((MOST_KERNEL_BLOCK_RUNS,), 2, many, many) is None

@@ -9,7 +9,7 @@ before an entry stands for many tokens and many layers, they cost what one read 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +21,16 @@ from kvweave.core.runs import Runs, joined
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """``runs`` are those of one entry of all its reads, from the addresses of the first one, ``read``."""
+    """``runs`` are those of one entry of all its reads, from the addresses of the first one, ``read``.
+
+    ``block_runs`` are those of a whole kernel block, where that is as large on both sides and takes fewer runs than its
+    entries do.
+    """
 
     read: Read
     source: ReadEnd
     runs: Runs
+    block_runs: Runs | None
 
     @property
     def entries_join(self) -> bool:
@@ -41,13 +46,34 @@ def bundle_reads(reads: Iterable[Read], salt: Salt) -> Iterator[Bundle]:
         ends = (source.placement, source.spacing, read.target.placement, read.target.spacing)
         alike[source.coordinates, read.layers, read.array.tokens, ends].append((read, source))
     for members in alike.values():
-        read, source = members[0]
-        yield Bundle(read, source, joined([_runs_from(read, source, *member) for member in members]))
+        yield _bundle(members)
 
 
-def _runs_from(read: Read, source: ReadEnd, other: Read, other_source: ReadEnd) -> Runs:
-    """One entry's runs of ``other``, from the addresses of ``read``."""
-    return other.runs(other_source).moved(
+def _bundle(members: Sequence[tuple[Read, ReadEnd]]) -> Bundle:
+    read, source = members[0]
+    runs = joined([_moved(member.runs(end), *members[0], member, end) for member, end in members])
+    by_entry = len(runs.nbytes) * (1 if runs.joins(source.geometry, read.target.geometry) else _entries(read))
+    block_runs = _block_runs(members)
+    return Bundle(read, source, runs, block_runs if block_runs and len(block_runs.nbytes) < by_entry else None)
+
+
+def _block_runs(members: Sequence[tuple[Read, ReadEnd]]) -> Runs | None:
+    parts = []
+    for member, end in members:
+        runs = member.kernel_block_runs(end)
+        if runs is None:
+            return None
+        parts.append(_moved(runs, *members[0], member, end))
+    return joined(parts)
+
+
+def _entries(read: Read) -> int:
+    return read.target.geometry.kernel_block_entries
+
+
+def _moved(runs: Runs, read: Read, source: ReadEnd, other: Read, other_source: ReadEnd) -> Runs:
+    """The runs of ``other``, from the addresses of ``read``."""
+    return runs.moved(
         _distance(source.addresses, other_source.addresses), _distance(read.target.addresses, other.target.addresses)
     )
 

@@ -28,7 +28,7 @@ from kvweave.core.interval import Interval
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.read import Read, ReadEnd
 from kvweave.core.replicas import Salt
-from kvweave.core.runs import Offsets, Runs
+from kvweave.core.runs import Offsets, Runs, joined
 from kvweave.core.tokens import TokenShare, segments
 from kvweave.core.whole import LARGEST
 from kvweave.errors import BlockTableError
@@ -104,6 +104,10 @@ class _Segments(NamedTuple):
     source: Offsets
     target: Offsets
     entries: Offsets
+
+    def of(self, chosen: npt.NDArray[np.bool_]) -> _Segments:
+        """Some of them."""
+        return _Segments(*(column[chosen] for column in self))
 
 
 def describe_request(
@@ -246,7 +250,23 @@ def _check_needed(table: BlockTable, blocks: Offsets, needed: npt.NDArray[np.boo
 
 
 def _runs(found: _Segments, bundle: Bundle) -> Runs:
-    """Segments times the runs of one entry; entries that do not join are taken one by one."""
+    """Segments times the runs of a kernel block where they are one, of one entry where they are not."""
+    if bundle.block_runs is None:
+        return _entry_runs(found, bundle)
+    whole = found.entries == bundle.source.geometry.kernel_block_entries
+    return joined([_repeated(found.of(whole), bundle.block_runs), _entry_runs(found.of(~whole), bundle)])
+
+
+def _repeated(found: _Segments, runs: Runs) -> Runs:
+    return Runs(
+        (found.source[:, None] + runs.source).ravel(),
+        (found.target[:, None] + runs.target).ravel(),
+        np.tile(runs.nbytes, len(found.entries)),
+    )
+
+
+def _entry_runs(found: _Segments, bundle: Bundle) -> Runs:
+    """Entries that do not join are taken one by one."""
     starts, ends, lengths = found
     if not bundle.entries_join:
         within = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)

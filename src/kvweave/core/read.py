@@ -17,7 +17,7 @@ from kvweave.core.array import CacheArray
 from kvweave.core.interval import Box
 from kvweave.core.layout import Geometry, Place, RankLayout, Shard
 from kvweave.core.parallel import RankCoordinates
-from kvweave.core.runs import Runs, entry_runs
+from kvweave.core.runs import Runs, entry_runs, kernel_block_runs
 from kvweave.core.tokens import TokenShare
 
 
@@ -87,3 +87,7 @@ class Read:
     def runs(self, source: ReadEnd) -> Runs:
         """How the bytes of one entry fall into runs that are contiguous on both sides."""
         return entry_runs(self.extents, self.array.dtype.nbytes, source.geometry, self.target.geometry)
+
+    def kernel_block_runs(self, source: ReadEnd) -> Runs | None:
+        """The same of a whole kernel block; None where the two sides' differ, or it falls into too many pieces."""
+        return kernel_block_runs(self.extents, self.array.dtype.nbytes, source.geometry, self.target.geometry)

@@ -27,6 +27,11 @@ MOST_RUNS = 2**17
 
 Offsets = npt.NDArray[np.int64]
 
+MOST_KERNEL_BLOCK_RUNS = 4096
+"""A kernel block that falls into more is taken entry by entry; so many runs are kept for each pair of geometries."""
+
+_Dimension = tuple[int, int, int]
+
 
 class Runs(NamedTuple):
     """Run n copies ``nbytes[n]`` bytes from byte offset ``source[n]`` to byte offset ``target[n]``."""
@@ -64,22 +69,51 @@ def entry_runs(extents: tuple[int, ...], item_bytes: int, source: Geometry, targ
 
     Raises ``PlanError`` for more than ``MOST_RUNS``, which only memory of a senseless order has.
     """
-    dimensions = sorted(
-        (source_stride, target_stride, extent)
-        for extent, source_stride, target_stride in zip(extents, source.axis_strides, target.axis_strides, strict=True)
-        if extent > 1
-    )
-    run = item_bytes
-    while dimensions and dimensions[0][0] == dimensions[0][1] == run:
-        run *= dimensions.pop(0)[2]
-    pieces = prod(extent for _, _, extent in dimensions)
+    run, outer = _outer(extents, item_bytes, source.axis_strides, target.axis_strides)
+    pieces = _count(outer)
     if pieces > MOST_RUNS:
         raise PlanError(
             f"strides: one entry over {extents} falls into {pieces} pieces between two memory orders, at most "
             f"{MOST_RUNS} are moved; keep axes of both sides in a like order"
         )
+    return _step(run, outer)
+
+
+@lru_cache(maxsize=512)
+def kernel_block_runs(extents: tuple[int, ...], item_bytes: int, source: Geometry, target: Geometry) -> Runs | None:
+    """The same of all entries of a kernel block; None where the two sides' differ in size, or it is in many pieces."""
+    entries = source.kernel_block_entries
+    if entries != target.kernel_block_entries:
+        return None
+    strides = [(geometry.entry_stride, *geometry.axis_strides) for geometry in (source, target)]
+    run, outer = _outer((entries, *extents), item_bytes, *strides)
+    if _count(outer) > MOST_KERNEL_BLOCK_RUNS:
+        return None
+    return _step(run, outer)
+
+
+def _outer(
+    extents: tuple[int, ...], item_bytes: int, source_strides: tuple[int, ...], target_strides: tuple[int, ...]
+) -> tuple[int, list[_Dimension]]:
+    """Bytes in one run, and the dimensions (strides of either side, extent) that it is repeated along."""
+    dimensions = sorted(
+        (source_stride, target_stride, extent)
+        for extent, source_stride, target_stride in zip(extents, source_strides, target_strides, strict=True)
+        if extent > 1
+    )
+    run = item_bytes
+    while dimensions and dimensions[0][0] == dimensions[0][1] == run:
+        run *= dimensions.pop(0)[2]
+    return run, dimensions
+
+
+def _count(outer: Sequence[_Dimension]) -> int:
+    return prod(extent for *_, extent in outer)
+
+
+def _step(run: int, outer: Sequence[_Dimension]) -> Runs:
     source_offsets = target_offsets = np.zeros(1, dtype=np.int64)
-    for source_stride, target_stride, extent in dimensions:
+    for source_stride, target_stride, extent in outer:
         steps = np.arange(extent, dtype=np.int64)[:, None]
         source_offsets = (steps * source_stride + source_offsets).ravel()
         target_offsets = (steps * target_stride + target_offsets).ravel()

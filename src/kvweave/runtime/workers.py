@@ -12,6 +12,7 @@ from typing import Any
 
 from kvweave.core.descriptors import RequestDescriptors
 from kvweave.core.layout import EngineLayout, RankLayout
+from kvweave.core.padding import padded, padding_tokens
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.plan import TransferPlan, plan_transfer
 from kvweave.core.read import Read
@@ -67,6 +68,7 @@ class PrefillWorker:
 class _Peer:
     attempt: int
     plan: TransferPlan
+    padding: int
     agents: dict[RankCoordinates, str]
     connecting: list[ReadHandle]
     memories: dict[RankCoordinates, MemoryKinds]
@@ -180,7 +182,10 @@ class DecodeWorker:
         else:
             agents = {source: handle.peer for source, handle in handles.items()}
             memories = {source: MemoryKinds.of(command.layout.at(source)) for source in handles}
-            self._peers[command.address] = _Peer(command.attempt, plan, agents, list(handles.values()), memories)
+            padding = padding_tokens(plan.of(self._own))
+            self._peers[command.address] = _Peer(
+                command.attempt, plan, padding, agents, list(handles.values()), memories
+            )
             if not handles:
                 self._events.append(Connected(command.address, command.attempt, self._rank))
 
@@ -248,8 +253,8 @@ class DecodeWorker:
 
     def _rows(self, peer: _Peer, command: PostReads) -> RequestDescriptors:
         return peer.plan.descriptors(
-            self._own, command.source_tables, command.target_tables, command.num_tokens, command.start_token,
-            command.salt,
+            self._own, command.source_tables, command.target_tables,
+            padded(command.num_tokens, command.start_token, peer.padding), command.start_token, command.salt,
         )  # fmt: skip
 
     def _look_at_reads(self, fetch: int, reads: _Reads) -> None:
