@@ -35,14 +35,15 @@ class Wanted:
 def draw(seed: int, first: int, last: int, wanted: Wanted, lease_seconds: float) -> tuple[Fault, ...]:
     """Faults at requests of [first, last), evenly spread but for a random part, in their order."""
     chance = random.Random(seed)
-    found = []
+    found: list[Fault] = []
     for side in SIDES:
-        for number in range(wanted.kills):
-            found.append(Fault(_place(chance, first, last, number, wanted.kills), f"{side}-1"))
+        found += (
+            Fault(_place(chance, first, last, number, wanted.kills), f"{side}-1") for number in range(wanted.kills)
+        )
         for number in range(wanted.stops):
-            seconds = lease_seconds * chance.uniform(1.2, 2.0)
             place = _place(chance, first, last, number, wanted.stops)
-            found.append(Fault(place, f"{side}-{number % 2}", round(seconds, 2)))
+            seconds = round(lease_seconds * chance.uniform(1.2, 2.0), 2)
+            found.append(Fault(place, f"{side}-{number % 2}", seconds))
     return tuple(sorted(found, key=lambda fault: fault.at_request))
 
 

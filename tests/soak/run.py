@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.soak.engines import Engine
@@ -30,7 +30,7 @@ class Settings:
 
     requests: int = 10_000
     seed: int = 0
-    wanted: Wanted = Wanted()
+    wanted: Wanted = field(default_factory=Wanted)
     lease_seconds: float = 2.0
     at_once: int = AT_ONCE
 
