@@ -42,6 +42,7 @@ LEASE_SECONDS = 10.0
 MOST_PAUSE_SECONDS = 1.0
 REPORT_SECONDS = 40.0
 """A lost cache is noticed and the answer computed, or the error told, within this time on a machine that is busy."""
+WAIT_SECONDS = 300.0
 BETWEEN_KILLS = 40
 """Requests that end between a restart and the next kill."""
 
@@ -93,9 +94,10 @@ class Traffic:
                 self._request(self.source)
 
     def wait_for(self, ended: int) -> None:
-        """Waits until so many requests have ended."""
+        """Waits until so many requests have ended; raises ``TimeoutError`` when they do not."""
         with self._counting:
-            self._counting.wait_for(lambda: self.ended >= ended)
+            if not self._counting.wait_for(lambda: self.ended >= ended, WAIT_SECONDS):
+                raise TimeoutError(f"{self.ended} requests ended, {ended} were expected: {dict(self.outcomes)}")
 
     def _request(self, source: Server) -> None:
         with self._counting:
@@ -134,7 +136,7 @@ def restart_under_load(
     giving = kvweave("kv_producer", kv_lease_duration=LEASE_SECONDS, port=free_port())
     source = start(deploy("prefill", "llama", folder, "tp=1,block=64", giving), logs)
     decode = start(deploy("decode", "llama", folder, "tp=1,block=32", kvweave("kv_consumer", policy)), logs)
-    servers = [source, decode]
+    servers = [decode, source]
     try:
         for server in servers:
             wait_healthy(server, progress)
@@ -142,12 +144,13 @@ def restart_under_load(
         wanted = together([partial(reference, decode.url, prompt, MAX_TOKENS) for prompt in prompts])
         traffic = Traffic(decode, prompts)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for _ in range(AT_ONCE):
-                pool.submit(traffic.run)
+            sending = [pool.submit(traffic.run) for _ in range(AT_ONCE)]
             try:
-                servers += _kill_and_restart(traffic, source, kills, logs, progress)
+                _kill_and_restart(traffic, servers, kills, logs, progress)
             finally:
                 traffic.over.set()
+            for worker in sending:
+                worker.result()
         report = _compared(traffic, wanted)
         progress(str(report))
         return Restarted(
@@ -159,23 +162,20 @@ def restart_under_load(
             server.end()
 
 
-def _kill_and_restart(traffic: Traffic, source: Server, kills: int, logs: Path, progress: Progress) -> list[Server]:
-    """Kills the server that is there and starts its successor, so many times; the successors."""
-    successors: list[Server] = []
+def _kill_and_restart(traffic: Traffic, servers: list[Server], kills: int, logs: Path, progress: Progress) -> None:
+    """Kills the prefill server, which is the last of ``servers``, and starts its successor, so many times."""
     for number in range(1, kills + 2):
-        traffic.source = source
+        source = traffic.source = servers[-1]
         traffic.up.set()
         traffic.wait_for(traffic.ended + BETWEEN_KILLS)
         if number > kills:
-            break
+            return
         traffic.up.clear()
         os.killpg(source.process.pid, signal.SIGKILL)
         source.end()
         progress(f"kill {number} of {kills}: {dict(traffic.outcomes)}")
-        source = start(source.deployment, logs)
-        successors.append(source)
-        wait_healthy(source, progress)
-    return successors
+        servers.append(start(source.deployment, logs))
+        wait_healthy(servers[-1], progress)
 
 
 def _compared(traffic: Traffic, wanted: Sequence[Answer]) -> Report:
@@ -186,9 +186,8 @@ def _compared(traffic: Traffic, wanted: Sequence[Answer]) -> Report:
 
 def _lost_loads(decode: Server) -> int:
     """Loads that the decode server counts as failed."""
-    return int(
-        sum(value for name, value in metrics(decode.url).items() if name.startswith("vllm:kvweave_failed_total"))
-    )
+    found = metrics(decode.url)
+    return int(sum(value for name, value in found.items() if name.startswith("vllm:kvweave_failed_total")))
 
 
 def table(found: Restarted) -> Table:

@@ -15,6 +15,8 @@ from tests.e2e.vllm.prompts import prompt_of
 from tests.e2e.vllm.proxy import complete, metrics, prefill, through
 from tests.e2e.vllm.servers import Server, deploy, kvweave, running
 
+LEASE_SECONDS = 120
+
 
 @dataclass(frozen=True)
 class Guarded:
@@ -43,8 +45,9 @@ def guarded(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     keys, folder = tmp_path_factory.mktemp("keys"), served_model("llama", models)
     for name in ("prefill", "decode", "stranger"):
         make_key_files(keys / name)
+    giving = kvweave("kv_producer", kv_lease_duration=LEASE_SECONDS, **extra(keys, "prefill", "decode"))
     pair = [
-        deploy("prefill", "llama", folder, "tp=1", kvweave("kv_producer", **extra(keys, "prefill", "decode"))),
+        deploy("prefill", "llama", folder, "tp=1", giving),
         deploy("decode", "llama", folder, "tp=1", kvweave("kv_consumer", **extra(keys, "decode", "prefill"))),
     ]
     with running(pair, tmp_path_factory.mktemp("logs")) as (source, target):
