@@ -6,7 +6,8 @@
     {"id": 2, "blocks_within": 10.0}              {"id": 2, "blocks": 0}
 
 The checksum is that of the request's whole cache: as it was computed, and as it was given to the model on the other
-side. Several requests are under way at once. The end of input ends the process.
+side. Several requests are under way at once. The end of input ends the process. It is forked from one that has imported
+everything but NIXL, so that a successor is there in a second.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import os
 import signal
-import sys
+import socket
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +36,6 @@ from kvweave.engines.hf.model_source import model_folder
 from kvweave.engines.hf.runner import ModelRunner, Session
 from kvweave.errors import KVWeaveError, TransferRefused, TransportError
 from kvweave.runtime import Timing
-from kvweave.transport.nixl import NixlTransport
 
 MODEL = "tiny:llama"
 AT_ONCE = 16
@@ -99,8 +102,8 @@ def reason_of(error: KVWeaveError) -> str:
     return type(error).__name__
 
 
-def serve(engine: Any, answer: Callable[[Mapping[str, Any]], dict[str, Any]], say: Callable[[Any], None]) -> None:
-    """Answers every line of standard input, each in a thread of its own."""
+def serve(engine: Any, answer: Callable[[Mapping[str, Any]], dict[str, Any]], channel: Channel) -> None:
+    """Answers every question, each in a thread of its own."""
 
     def handle(asked: Mapping[str, Any]) -> None:
         try:
@@ -110,35 +113,45 @@ def serve(engine: Any, answer: Callable[[Mapping[str, Any]], dict[str, Any]], sa
                 said = answer(asked)
         except KVWeaveError as error:
             said = {"failed": reason_of(error), "text": str(error)[:300]}
-        say({"id": asked["id"], **said})
+        channel.say({"id": asked["id"], **said})
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for line in sys.stdin:
-            pool.submit(handle, json.loads(line))
+        for asked in channel.questions():
+            pool.submit(handle, asked)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """``prefill ADDRESS LEASE_SECONDS`` or ``decode``."""
+class Channel:
+    """Lines of JSON to and from the load."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._lines = connection.makefile("rw", encoding="utf-8")
+        self._speaking = threading.Lock()
+
+    def say(self, record: object) -> None:
+        with self._speaking, suppress(OSError):
+            self._lines.write(json.dumps(record) + "\n")
+            self._lines.flush()
+
+    def questions(self) -> Iterator[Mapping[str, Any]]:
+        """Until the other end is closed."""
+        yield from map(json.loads, self._lines)
+
+
+def run(connection: socket.socket, side: str, address: str, lease_seconds: float, log: str) -> None:
+    """What the process does; a prefill engine listens at ``address``."""
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    with Path(log).open("ab") as file:
+        os.dup2(file.fileno(), 2)  # NIXL and UCX write there too
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    speaking = threading.Lock()
+    from kvweave.transport.nixl import NixlTransport  # not before the fork: NIXL and UCX belong to one process
 
-    def say(record: object) -> None:
-        with speaking:
-            sys.stdout.write(json.dumps(record) + "\n")
-            sys.stdout.flush()
-
-    folder = model_folder(MODEL)
+    channel, folder = Channel(connection), model_folder(MODEL)
     witness: Any = Witness(ModelRunner.load(folder, models.load(folder, dtype="float32")))
-    if arguments[0] == "prefill":
-        with HuggingFacePrefill(witness, PREFILL, NixlTransport, float(arguments[2]), arguments[1]) as prefill:
-            say({"address": prefill.address})
-            serve(prefill, lambda asked: prefill_answer(prefill, witness, asked), say)
+    if side == "prefill":
+        with HuggingFacePrefill(witness, PREFILL, NixlTransport, lease_seconds, address) as prefill:
+            channel.say({"address": prefill.address})
+            serve(prefill, lambda asked: prefill_answer(prefill, witness, asked), channel)
     else:
         with HuggingFaceDecode(witness, DECODE, NixlTransport, TIMING) as decode:
-            say({"address": None})
-            serve(decode, lambda asked: decode_answer(decode, witness, asked), say)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+            channel.say({"address": address})
+            serve(decode, lambda asked: decode_answer(decode, witness, asked), channel)

@@ -5,19 +5,29 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import multiprocessing
 import os
 import signal
-import sys
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Mapping
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from tests.soak.footprint import Footprint
 
-ROOT = Path(__file__).parents[2]
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(["tests.soak.engine_process", "transformers.models.llama.modeling_llama"])
 START_SECONDS = 180.0
 END_SECONDS = 30.0
+
+
+def _run(*arguments: Any) -> None:
+    """In the new process; this one needs no torch."""
+    from tests.soak.engine_process import run
+
+    run(*arguments)
 
 
 class EngineEnded(Exception):
@@ -30,19 +40,20 @@ class Engine:
     ``up`` is set while a process is there that has said where it listens. A stopped process is up.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], logs: Path) -> None:
+    def __init__(self, name: str, side: str, lease_seconds: float, logs: Path) -> None:
         self.name = name
         self.up = asyncio.Event()
-        self._arguments = list(arguments)
-        self._log = logs / f"{name}.log"
+        self._side, self._lease_seconds, self._log = side, lease_seconds, logs / f"{name}.log"
+        self._address = "127.0.0.1:0"
         self._numbers = itertools.count(1)
         self._open: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: BaseProcess | None = None
+        self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
 
     @property
     def process_id(self) -> int:
-        assert self._process is not None
+        assert self._process is not None and self._process.pid is not None
         return self._process.pid
 
     @property
@@ -52,33 +63,32 @@ class Engine:
 
     async def start(self) -> None:
         """Starts a process and waits until it serves; raises ``EngineEnded`` when it does not."""
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "tests.soak.engine_process", *self._arguments, cwd=ROOT, stderr=log,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
-            )  # fmt: skip
-        output = self._process.stdout
-        assert output is not None
-        first = await asyncio.wait_for(output.readline(), START_SECONDS)
+        ours, theirs = socket.socketpair()
+        arguments = (theirs, self._side, self._address, self._lease_seconds, str(self._log))
+        self._process = FORKING.Process(target=_run, args=arguments, name=self.name, daemon=True)
+        await asyncio.to_thread(self._process.start)
+        theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+        first = await asyncio.wait_for(reader.readline(), START_SECONDS)
         if not first:
             raise EngineEnded(f"{self.name} did not start; its log ends:\n{self._log.read_text()[-2000:]}")
-        if self._arguments[0] == "prefill":
-            self._arguments[1] = json.loads(first)["address"]
-        self._reading = asyncio.create_task(self._read(output))
+        self._address = json.loads(first)["address"]
+        self._reading = asyncio.create_task(self._read(reader))
         self.up.set()
 
     async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Its answer; raises ``EngineEnded`` when it ends before."""
-        process, number = self._process, next(self._numbers)
-        if process is None or process.stdin is None or not self.up.is_set():
+        number = next(self._numbers)
+        if self._writer is None or not self.up.is_set():
             raise EngineEnded(self.name)
         answer = self._open[number] = asyncio.get_running_loop().create_future()
-        process.stdin.write(json.dumps({"id": number, **question}).encode() + b"\n")
+        self._writer.write(json.dumps({"id": number, **question}).encode() + b"\n")
         return await answer
 
     def send(self, number: signal.Signals) -> None:
         """Sends its process a signal."""
-        with suppress(ProcessLookupError):
+        assert self._process is not None
+        if self._process.is_alive():
             os.kill(self.process_id, number)
 
     async def kill(self) -> None:
@@ -91,27 +101,27 @@ class Engine:
     async def end(self) -> None:
         """Ends its process in bounded time, by force if need be; a stopped one too."""
         process = self._process
-        if process is None or process.returncode is not None:
+        if process is None or process.pid is None:
             return
         self.up.clear()
         self.send(signal.SIGCONT)
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), END_SECONDS)
-        except TimeoutError:
-            await self.kill()
+        if self._writer is not None and self._writer.can_write_eof():
+            self._writer.write_eof()
+        await asyncio.to_thread(process.join, END_SECONDS)
+        self.send(signal.SIGKILL)
+        await asyncio.to_thread(process.join)
 
-    async def _read(self, output: asyncio.StreamReader) -> None:
-        while line := await output.readline():
-            said = json.loads(line)
-            answer = self._open.pop(said["id"], None)
-            if answer is not None and not answer.done():
-                answer.set_result(said)
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with suppress(ConnectionResetError):
+            while line := await reader.readline():
+                said = json.loads(line)
+                answer = self._open.pop(said["id"], None)
+                if answer is not None and not answer.done():
+                    answer.set_result(said)
         self.up.clear()
         ended, self._open = self._open, {}
         for answer in ended.values():
             if not answer.done():
                 answer.set_exception(EngineEnded(self.name))
-        if self._process is not None:
-            await self._process.wait()
+        if self._writer is not None:
+            self._writer.close()

@@ -38,8 +38,7 @@ class Settings:
 async def soak(settings: Settings, logs: Path, tell: Tell) -> Outcome:
     """Runs it; every process that it starts ends with it."""
     started = time.monotonic()
-    prefill = [Engine(f"prefill-{n}", ["prefill", "127.0.0.1:0", str(settings.lease_seconds)], logs) for n in range(2)]
-    decode = [Engine(f"decode-{n}", ["decode"], logs) for n in range(2)]
+    prefill, decode = ([Engine(f"{side}-{n}", side, settings.lease_seconds, logs) for n in range(2)] for side in SIDES)
     engines = [*prefill, *decode]
     async with AsyncExitStack() as stack:
         for engine in engines:
