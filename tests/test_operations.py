@@ -41,6 +41,13 @@ def test_every_stage_is_explained() -> None:
     assert sorted(explained) == sorted([*STAGES, "post", "retry", "pinned"])
 
 
+def test_every_planted_fault_is_explained() -> None:
+    from kvweave.testing.simulation.plants import PLANTS
+
+    simulation = (DOCS / "simulation.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `([\w-]+)` \|", section(simulation, "Planted faults"), re.M) == list(PLANTS)
+
+
 def test_bounds_are_those_of_the_code() -> None:
     from kvweave.core.plan import MOST_CELLS
     from kvweave.protocol.acknowledgements import MOST_OWED, MOST_OWED_SECONDS

@@ -43,7 +43,8 @@ async def soak(settings: Settings, logs: Path, tell: Tell) -> Outcome:
     async with AsyncExitStack() as stack:
         for engine in engines:
             stack.push_async_callback(engine.end)
-        await asyncio.gather(*(engine.start() for engine in engines))
+        await engines[0].start()  # it makes the model, where there is none yet
+        await asyncio.gather(*(engine.start() for engine in engines[1:]))
         tell(f"{len(engines)} engines are up after {time.monotonic() - started:.0f} s")
         load = Load(prefill, decode, settings.seed)
         progress = asyncio.create_task(_show_progress(load, settings.requests, tell))
