@@ -16,7 +16,7 @@ STEP := tools/step
 export KVWEAVE_PROMPT := $(value PROMPT)
 export PYTHONUNBUFFERED := 1
 
-.PHONY: environment help demo sweep test parity e2e e2e-core check static format-check lint types imports docs format fuzz soak-peers bench bench-vllm clean
+.PHONY: environment help demo sweep test parity e2e e2e-core check static format-check lint types imports docs format fuzz soak soak-peers soak-vllm bench bench-load bench-vllm clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,11 +68,20 @@ format: .venv/.test  ## Format the code and mend what the linter can mend
 fuzz: .venv/.test  ## Ten minutes of broken inputs for every decoder and for engines at work
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
+soak: .venv/.test  ## Ten thousand requests through engines that are killed and stopped meanwhile (ARGS="--seed 5")
+	@$(BIN)/python -m tests.soak $(ARGS)
+
+soak-vllm: .venv-vllm/.e2e  ## A vLLM prefill server that is killed and restarted five times under load
+	@$(VLLM_BIN)/python -m tests.e2e.vllm.restarts $(ARGS)
+
 soak-peers: .venv/.test  ## A thousand peers that come and go: memory, open files, and who waits for whom
 	@$(BIN)/python -m tests.soak.peers $(ARGS)
 
 bench-vllm: .venv-vllm/.e2e  ## Time to first token of the decode side beside NixlConnector's (ARGS="--rounds 3")
 	@$(VLLM_BIN)/python -m bench.vllm_latency $(ARGS)
+
+bench-load: .venv/.test  ## Requests per second and added latency at the limit of the machine
+	@$(BIN)/python -m bench.load $(ARGS)
 
 bench: .venv-vllm/.parity  ## Planning and descriptor times beside memcpy and beside vLLM's own
 	@$(VLLM_BIN)/python -m bench $(ARGS)

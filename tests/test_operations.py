@@ -41,12 +41,19 @@ def test_every_stage_is_explained() -> None:
     assert sorted(explained) == sorted([*STAGES, "post", "retry", "pinned"])
 
 
+def test_every_planted_fault_is_explained() -> None:
+    from kvweave.testing.simulation.plants import PLANTS
+
+    simulation = (DOCS / "simulation.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w[\w-]*)` \|", section(simulation, "Planted faults"), re.M) == list(PLANTS)
+
+
 def test_bounds_are_those_of_the_code() -> None:
     from kvweave.core.plan import MOST_CELLS
     from kvweave.protocol.acknowledgements import MOST_OWED, MOST_OWED_SECONDS
     from kvweave.protocol.codec import MOST_MESSAGE_BYTES
     from kvweave.protocol.description import MOST_DESCRIPTION_BYTES, MOST_LAYERS
-    from kvweave.protocol.handshake import MOST_GUESTS
+    from kvweave.protocol.handshake import MOST_GUESTS, MOST_GUESTS_EACH
     from kvweave.protocol.offer import MOST_OFFER_SECONDS
     from kvweave.runtime import control, intake, prefill_coordinator
 
@@ -62,7 +69,7 @@ def test_bounds_are_those_of_the_code() -> None:
         f"{at_once >> 20} MiB at once, {later >> 20} MiB a second",
         f"{MOST_DESCRIPTION_BYTES >> 20} MiB, {MOST_LAYERS:,} layers",
         f"| {MOST_CELLS:,}; 2^17; 2^25 rows a source",
-        f"| {MOST_GUESTS:,}; the one that was silent longest",
+        f"| {MOST_GUESTS:,}, and {MOST_GUESTS_EACH:,} of one key (one host, without keys); the one that was silent",
         f"| {MOST_OFFER_SECONDS:,.0f} seconds; then it is refused as `too_old`",
         f"| {MOST_OWED:,}, for at most {MOST_OWED_SECONDS:.0f} seconds each",
     ):

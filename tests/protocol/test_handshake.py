@@ -10,7 +10,7 @@ import pytest
 from kvweave.core.layout import EngineLayout
 from kvweave.errors import LocalProtocolError, Mismatch
 from kvweave.protocol.effects import ConnectPeer, DropPeer, Greeted, PeerFailed, PeerLost, PeerReady, Send
-from kvweave.protocol.handshake import MOST_GUESTS, PeerBook, Reception
+from kvweave.protocol.handshake import MOST_GUESTS, MOST_GUESTS_EACH, PeerBook, Reception
 from kvweave.protocol.messages import (
     EngineRole,
     HandshakeRefused,
@@ -79,6 +79,17 @@ def test_guests_that_come_and_go_do_not_fill_memory() -> None:
     assert len(made) == MOST_GUESTS
     assert made.guest(100.0, 0) is not None
     assert made.guest(100.0, 1) is None
+
+
+def test_holder_of_many_connections_drives_out_its_own_alone() -> None:
+    agents = [b"agent"] * len(SOURCE.ranks)
+    made = Reception(ENGINE, SOURCE, agents, 30.0, holder_of=lambda connection: str(connection)[0])
+    made.receive(100.0, "another's", REQUEST)
+    for number in range(MOST_GUESTS_EACH + 2):
+        made.receive(100.0, f"many {number}", REQUEST)
+    assert len(made) == MOST_GUESTS_EACH + 1
+    assert made.guest(100.0, "another's") is not None
+    assert [made.guest(100.0, f"many {number}") is not None for number in range(3)] == [False, False, True]
 
 
 def test_guest_that_was_silent_for_several_leases_is_forgotten() -> None:

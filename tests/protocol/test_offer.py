@@ -19,7 +19,7 @@ from kvweave.protocol.messages import (
     Renewed,
     Revoked,
 )
-from kvweave.protocol.offer import MOST_OFFER_SECONDS, REMEMBERED_OFFERS, Guest, OfferBook
+from kvweave.protocol.offer import MOST_KEEPERS, MOST_OFFER_SECONDS, REMEMBERED_OFFERS, Guest, OfferBook
 from tests.protocol.examples import ENGINE, GUEST, TABLES, key, messages, reference
 
 OTHER = Guest("decode-2", 1)
@@ -209,6 +209,13 @@ def test_who_kept_an_offer_alive_hears_at_once_that_it_is_withdrawn(book: OfferB
     told, released = book.withdraw(102.0, key())
     assert told == Send("a", HeartbeatReply(((key(), RefusalReason.WITHDRAWN),)))
     assert released == Release(key(), ReleaseReason.WITHDRAWN)
+
+
+def test_strangers_that_keep_an_offer_alive_take_nobodys_place(book: OfferBook) -> None:
+    for connection in ("rightful", *(f"stranger {number}" for number in range(MOST_KEEPERS + 3)), "rightful"):
+        book.receive(101.0, connection, GUEST, Heartbeat((key(),)))
+    *told, _ = book.withdraw(102.0, key())
+    assert [effect.to for effect in told] == ["rightful", "stranger 0", "stranger 1", "stranger 2"]
 
 
 def test_offer_that_nobody_claimed_is_given_back_by_all_ranks_of_an_engine(book: OfferBook) -> None:

@@ -17,8 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import zmq
 
@@ -28,27 +27,10 @@ from kvweave.protocol.messages import Claim, EngineRole, HandshakeRequest
 from kvweave.runtime import PrefillEngine
 from tests.runtime.memory import EngineMemory
 from tests.runtime.pair import PATIENCE, SOURCE_BLOCKS, TARGET_BLOCKS, Pair, joined, wait_until
+from tests.soak.footprint import Footprint
 
 MOST_GROWTH = 1.05
 PARTS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """What this process holds."""
-
-    resident_bytes: int
-    open_files: int
-    threads: int
-
-    @staticmethod
-    def now() -> Footprint:
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        resident = int(status["VmRSS"].split()[0]) * 1024
-        return Footprint(resident, len(list(Path("/proc/self/fd").iterdir())), int(status["Threads"]))
-
-    def __str__(self) -> str:
-        return f"{self.resident_bytes / 2**20:.1f} MiB, {self.open_files} files, {self.threads} threads"
 
 
 @contextmanager

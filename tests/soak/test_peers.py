@@ -7,7 +7,8 @@ from dataclasses import replace
 import zmq
 
 from tests.runtime.pair import PATIENCE, TARGET_BLOCKS, joined, wait_until
-from tests.soak.peers import Footprint, known_peers, request, run, silent_address, visit
+from tests.soak.footprint import Footprint
+from tests.soak.peers import known_peers, request, run, silent_address, visit
 
 
 def test_peers_that_vanish_leave_no_open_files_and_no_threads() -> None:

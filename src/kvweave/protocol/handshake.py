@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from kvweave.core.compatibility import check_compatibility
@@ -50,11 +50,18 @@ from kvweave.protocol.timers import Timers
 from kvweave.protocol.timing import Timing
 
 MOST_GUESTS = 4096
+MOST_GUESTS_EACH = 1024
 MOST_HANDSHAKE_BYTES = 60 << 20
 SILENT_LEASES = 4
 """After how many leases without a word a guest is forgotten: it beats several times a lease."""
 
 Effects = tuple[DecodeEffect, ...]
+HolderOf = Callable[[Hashable], Hashable]
+
+
+def itself(connection: Hashable) -> Hashable:
+    """Where nothing is known of who is behind a connection: each is its own holder."""
+    return connection
 
 
 class Reception:
@@ -63,12 +70,21 @@ class Reception:
     An observer gets the description and no agent data, and is not remembered. Without ``agents`` there are observers
     only, which is how a decode engine describes itself.
 
-    At most ``MOST_GUESTS`` connections are remembered, each for ``SILENT_LEASES`` after its last word; the others must
-    shake hands again.
+    At most ``MOST_GUESTS`` connections are remembered, ``MOST_GUESTS_EACH`` of one holder, each for ``SILENT_LEASES``
+    after its last word; the others must shake hands again. ``holder_of`` says who answers for a connection, so that
+    nobody drives out the others.
     """
 
-    def __init__(self, engine_id: str, layout: EngineLayout, agents: Sequence[bytes], lease_seconds: float) -> None:
+    def __init__(
+        self,
+        engine_id: str,
+        layout: EngineLayout,
+        agents: Sequence[bytes],
+        lease_seconds: float,
+        holder_of: HolderOf = itself,
+    ) -> None:
         self._engine_id = engine_id
+        self._holder_of = holder_of
         self._description = encode_layout(layout)
         self.nbytes = nbytes = len(self._description) + sum(map(len, agents))
         if nbytes > MOST_HANDSHAKE_BYTES:
@@ -110,6 +126,15 @@ class Reception:
         while (moment := self.get_timer()) is not None and moment <= now:
             self._guests.popitem(last=False)
 
+    def _make_room(self, holder: Hashable) -> None:
+        """Forgets who was silent longest: of the holder that has too many, then of all."""
+        if len(self._guests) > MOST_GUESTS_EACH:
+            own = [connection for connection in self._guests if self._holder_of(connection) == holder]
+            for connection in own[:-MOST_GUESTS_EACH]:
+                del self._guests[connection]
+        while len(self._guests) > MOST_GUESTS:
+            self._guests.popitem(last=False)
+
     def _forget_at(self, heard: float) -> float:
         return heard + SILENT_LEASES * self._lease_seconds
 
@@ -127,8 +152,7 @@ class Reception:
             return (Send(connection, HandshakeRefused(request.attempt, RefusalReason.ROLE, text)),)
         self._guests[connection] = Guest(request.engine_id, request.num_ranks), now
         self._guests.move_to_end(connection)
-        while len(self._guests) > MOST_GUESTS:
-            self._guests.popitem(last=False)
+        self._make_room(self._holder_of(connection))
         ranks = None if request.ranks is None else set(request.ranks)
         agents = tuple(agent for agent in self._agents if ranks is None or agent.rank in ranks)
         reply = HandshakeReply(request.attempt, self._engine_id, self._lease_seconds, self._description, agents)

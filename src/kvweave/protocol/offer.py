@@ -10,7 +10,8 @@ Rules of this book:
   all are confirmed, so that nobody repeats them for ever.
 - ``Release`` comes exactly once per offer: when every rank of the claimant acknowledged, or when the lease ends.
 - A claimed offer that is withdrawn stays pinned until then: reads may be under way. It only grants nothing any more.
-- Whoever claimed an offer, or kept it alive last, is told at once when it ends otherwise than by acknowledgements.
+- Whoever claimed an offer, or kept it alive, is told at once when it ends otherwise than by acknowledgements. Those who
+  keep it are not driven out by others who do: the first ``MOST_KEEPERS`` connections are told.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ REMEMBERED_OFFERS = 4096
 MOST_OFFER_SECONDS = 3600.0
 """How long renewals and heartbeats keep an offer; a longer lease has its time. A client has given up long before, so
 blocks that are held longer are held by a reader that errs or means harm: none may hold them for ever."""
+MOST_KEEPERS = 4
+"""An offer is handed to one engine; a second connection is that engine's after a loss, or a stranger's."""
 
 Effects = tuple[PrefillEffect, ...]
 
@@ -80,6 +83,7 @@ class _Offer:
     claimant: Guest | None = None
     claim: int = 0
     connection: Hashable = None
+    keepers: list[Hashable] = field(default_factory=list)
     missing: set[int] = field(default_factory=set)
 
 
@@ -202,7 +206,7 @@ class OfferBook:
         """A lease has ended. Where that is because it could not grow any more, its reader is told so."""
         if offer.state is OfferState.REVOKED:
             return self._step(key, offer, OfferEvent.LEASE_END)
-        kept = offer.connection is not None and offer.lease_end >= offer.life_end
+        kept = offer.lease_end >= offer.life_end and (offer.claimant is not None or bool(offer.keepers))
         reason = RefusalReason.TOO_OLD if kept else RefusalReason.LEASE_ENDED
         told = _farewell(key, offer, reason) if kept or offer.state is OfferState.CLAIMED else ()
         released = self._step(key, offer, OfferEvent.LEASE_END)
@@ -265,7 +269,8 @@ class OfferBook:
             else:
                 self._step(key, offer, OfferEvent.BEAT)
                 self._extend(now, offer)
-                offer.connection = connection
+                if connection not in offer.keepers[:MOST_KEEPERS]:
+                    offer.keepers = [*offer.keepers, connection][:MOST_KEEPERS]
                 leases.append(offer.lease_seconds)
         return (Send(connection, HeartbeatReply(tuple(missing), min(leases, default=None))),)
 
@@ -311,12 +316,10 @@ class OfferBook:
 
 
 def _farewell(key: OfferKey, offer: _Offer, reason: RefusalReason) -> Effects:
-    """Tells the claimant, or who kept the offer alive last, that it ends."""
+    """Tells the claimant, or who kept the offer alive, that it ends."""
     if offer.claimant is not None:
         return (Send(offer.connection, Revoked(offer.claim, f"the prefill engine ends the offer: {reason.value}")),)
-    if offer.connection is not None:
-        return (Send(offer.connection, HeartbeatReply(((key, reason),))),)
-    return ()
+    return tuple(Send(keeper, HeartbeatReply(((key, reason),))) for keeper in offer.keepers)
 
 
 def checked_lease(lease_seconds: float) -> float:

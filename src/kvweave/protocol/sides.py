@@ -29,7 +29,7 @@ from kvweave.protocol.effects import (
 )
 from kvweave.protocol.fetch import FetchBook
 from kvweave.protocol.fetch_entry import Order
-from kvweave.protocol.handshake import PeerBook, Reception
+from kvweave.protocol.handshake import HolderOf, PeerBook, Reception, itself
 from kvweave.protocol.messages import (
     Claim,
     HandshakeRefused,
@@ -48,11 +48,21 @@ from kvweave.protocol.timing import Timing
 
 
 class PrefillSide:
-    """A prefill engine's coordinator without I/O. ``agents`` is the agent data of its ranks, in their order."""
+    """A prefill engine's coordinator without I/O. ``agents`` is the agent data of its ranks, in their order.
 
-    def __init__(self, engine_id: str, layout: EngineLayout, agents: Sequence[bytes], lease_seconds: float) -> None:
+    ``holder_of`` says who answers for a connection; see ``Reception``.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        layout: EngineLayout,
+        agents: Sequence[bytes],
+        lease_seconds: float,
+        holder_of: HolderOf = itself,
+    ) -> None:
         self.offers = OfferBook(engine_id, lease_seconds)
-        self.reception = Reception(engine_id, layout, agents, lease_seconds)
+        self.reception = Reception(engine_id, layout, agents, lease_seconds, holder_of)
         self._drained = False
 
     @property

@@ -11,7 +11,7 @@ Who listens nowhere is seen by the operating system's refusals, which come at on
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,6 +69,11 @@ class Caller(NamedTuple):
     def identity(self) -> str:
         """Who answers for this connection."""
         return self.key or self.host
+
+
+def identity_of(connection: Hashable) -> Hashable:
+    """Who answers for a connection of a ``ControlServer``."""
+    return connection.identity if isinstance(connection, Caller) else connection
 
 
 class ControlServer:

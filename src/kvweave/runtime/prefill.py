@@ -22,7 +22,7 @@ from kvweave.protocol.sides import PrefillSide
 from kvweave.runtime.addresses import PeerList
 from kvweave.runtime.clock import Clock, boot_time
 from kvweave.runtime.closing import Closing
-from kvweave.runtime.control import ControlServer
+from kvweave.runtime.control import ControlServer, identity_of
 from kvweave.runtime.drains import drain_command
 from kvweave.runtime.events import PrefillLink
 from kvweave.runtime.keys import CurveKeys
@@ -85,7 +85,9 @@ class PrefillEngine(Closing):
             if transport is not None:
                 workers = _local_workers(self.engine_id, layout, transport, stack)
             require_workers(self.engine_id, layout, workers)
-            side = PrefillSide(self.engine_id, layout, [worker.agent_data for worker in workers], lease_seconds)
+            side = PrefillSide(
+                self.engine_id, layout, [worker.agent_data for worker in workers], lease_seconds, identity_of
+            )
             summed = layout.ranks if checksums else ()
             if checksums and remote:
                 raise ConfigurationError("checksums: the ranks live in other processes, whose memory is not seen here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -103,6 +104,20 @@ def test_several_requests_are_answered_in_any_order_and_freed(llama, prefill_run
     assert {name: list(answer.tokens) for name, answer in answers.items()} == {
         name: reference(prompt, NEW_TOKENS) for name, prompt in prompts.items()
     }
+
+
+def test_requests_of_several_threads_are_answered_each_with_its_own(llama, prefill_runner):
+    prefill, decode = llama
+    prompts = [PROMPT[start : start + 20] for start in range(8)]
+
+    def ask(prompt: list[int]) -> list[int]:
+        params = prefill.prefill(f"request {prompt}"[:60], prompt)
+        return list(decode.decode(prompt, params, NEW_TOKENS).tokens)
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(ask, prompts))
+    assert answers == [prefill_runner("llama").reference(prompt, NEW_TOKENS) for prompt in prompts]
+    assert (prefill.blocks_in_use(), decode.blocks_in_use()) == (0, 0)
 
 
 def test_more_requests_than_the_memory_holds_at_once_are_served_one_after_the_other(llama):

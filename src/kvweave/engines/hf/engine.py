@@ -5,6 +5,8 @@ runs unsharded; what is sharded, paged, offered and fetched is its cache::
 
     prefill   tokens[:-1] -> transformers -> logical arrays -> blocks on every rank -> offer
     decode    fetch -> blocks on every rank -> logical arrays -> transformers -> last prompt token, answer
+
+Several threads may call one engine: their transfers overlap, the model computes for one of them at a time.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import Any
 
 from kvweave.core.cache_config import CacheConfig
@@ -23,7 +26,7 @@ from kvweave.engines.hf.block_pool import BlockPool
 from kvweave.engines.hf.paged_memory import PagedMemory, Tables
 from kvweave.engines.hf.runner import ModelRunner
 from kvweave.errors import ConfigurationError, KVWeaveError
-from kvweave.runtime import DecodeEngine, Delivered, PrefillEngine
+from kvweave.runtime import DecodeEngine, Delivered, PrefillEngine, Timing
 from kvweave.runtime.closing import Closing
 from kvweave.runtime.naming import TransportFactory
 
@@ -66,10 +69,12 @@ class _Store:
         self.memory = PagedMemory(EngineLayout.build(model, shape.parallel, shape.cache))
         self._pool = BlockPool(self.memory.layout, seed)
         self._returned: SimpleQueue[Tables] = SimpleQueue()
+        self._using_pool = Lock()
 
     def allocate(self, num_tokens: int) -> dict[str, list[int]]:
-        self._collect()
-        return self._pool.allocate(num_tokens)
+        with self._using_pool:
+            self._collect()
+            return self._pool.allocate(num_tokens)
 
     def give_back(self, tables: Tables) -> None:
         """Callable from any thread."""
@@ -77,10 +82,11 @@ class _Store:
 
     def blocks_in_use(self, patience_seconds: float) -> int:
         """Blocks that are not free, after waiting that long for each request that still has some."""
-        with suppress(Empty):
-            while self._pool.used():
-                self._pool.release(self._returned.get(timeout=patience_seconds))
-        return self._pool.used()
+        with self._using_pool:
+            with suppress(Empty):
+                while self._pool.used():
+                    self._pool.release(self._returned.get(timeout=patience_seconds))
+            return self._pool.used()
 
     def _collect(self) -> None:
         with suppress(Empty):
@@ -89,7 +95,7 @@ class _Store:
 
 
 class HuggingFacePrefill(Closing):
-    """Prefills prompts and offers their caches."""
+    """Prefills prompts and offers their caches; decode engines reach it at ``bind``."""
 
     def __init__(
         self,
@@ -97,14 +103,19 @@ class HuggingFacePrefill(Closing):
         shape: EngineShape,
         transport: TransportFactory,
         lease_seconds: float = 60.0,
+        bind: str = "127.0.0.1:0",
     ) -> None:
         self._runner = runner
+        self._computing = Lock()
         self._store = _Store(runner, shape, seed=1)
         self._engine = PrefillEngine(
-            self._store.memory.layout,
-            transport=transport,
-            lease_seconds=lease_seconds,
+            self._store.memory.layout, transport=transport, lease_seconds=lease_seconds, bind=bind
         )
+
+    @property
+    def address(self) -> str:
+        """Where decode engines reach it."""
+        return self._engine.address
 
     def prefill(self, request_id: str, tokens: Sequence[int]) -> Mapping[str, Any] | None:
         """Computes all but the last token and offers the cache: the ``kv_transfer_params`` for the decode engine.
@@ -114,7 +125,8 @@ class HuggingFacePrefill(Closing):
         if len(tokens) < 2:
             return None
         num_tokens = len(tokens) - 1
-        captured = self._runner.capture(self._runner.prefill(tokens[:-1]))
+        with self._computing:
+            captured = self._runner.capture(self._runner.prefill(tokens[:-1]))
         tables = self._store.allocate(num_tokens)
         self._store.memory.write(captured, tables)
         offered = self._engine.offer(
@@ -134,10 +146,13 @@ class HuggingFacePrefill(Closing):
 class HuggingFaceDecode(Closing):
     """Fetches offered caches and decodes."""
 
-    def __init__(self, runner: ModelRunner, shape: EngineShape, transport: TransportFactory) -> None:
+    def __init__(
+        self, runner: ModelRunner, shape: EngineShape, transport: TransportFactory, timing: Timing | None = None
+    ) -> None:
         self._runner = runner
+        self._computing = Lock()
         self._store = _Store(runner, shape, seed=2)
-        self._engine = DecodeEngine(self._store.memory.layout, transport=transport)
+        self._engine = DecodeEngine(self._store.memory.layout, transport=transport, timing=timing)
 
     def decode(
         self,
@@ -149,8 +164,8 @@ class HuggingFaceDecode(Closing):
     ) -> Answer:
         """Fetches the cache of all but the last prompt token and answers; raises what the fetch raises."""
         if params is None:
-            made = self._runner.generate(tokens, max_new_tokens, stop_tokens=stop_tokens)
-            return Answer(tuple(made), None)
+            with self._computing:
+                return Answer(tuple(self._runner.generate(tokens, max_new_tokens, stop_tokens=stop_tokens)), None)
         num_tokens = len(tokens) - 1
         tables = self._store.allocate(num_tokens)
         try:
@@ -158,8 +173,9 @@ class HuggingFaceDecode(Closing):
             captured = self._store.memory.read(num_tokens, tables)
         finally:
             self._store.give_back(tables)
-        session = self._runner.restore(captured)
-        made = self._runner.generate(tokens, max_new_tokens, session, stop_tokens)
+        with self._computing:
+            session = self._runner.restore(captured)
+            made = self._runner.generate(tokens, max_new_tokens, session, stop_tokens)
         return Answer(tuple(made), delivered)
 
     def _fetch(self, params: Mapping[str, Any], tables: Tables, timeout_seconds: float) -> Delivered:
