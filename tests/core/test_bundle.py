@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvweave.core.bundle import Bundle, bundle_reads
+from kvweave.core.bundle import MOST_KEPT, Bundle, BundleBook, bundle_reads
 from kvweave.core.cache_config import CacheConfig
 from kvweave.core.plan import plan_transfer
-from kvweave.core.spec import FullAttentionSpec, LayerSpec
+from kvweave.core.spec import FullAttentionSpec, LayerSpec, MLAAttentionSpec
 from tests.core.engines import engine, faults, heads_of, mamba2_of, model_of
 
 PAIR = (heads_of(4), heads_of(4))
@@ -63,3 +63,17 @@ def test_layers_at_other_distances_move_apart() -> None:
 def test_a_kernel_block_has_runs_of_its_own_where_these_are_fewer(layout: str, block_runs: int | None) -> None:
     (bundle,) = bundles(PAIR, *[CacheConfig(num_blocks=4, layout=layout)] * 2)
     assert (bundle.block_runs and len(bundle.block_runs.nbytes)) == block_runs
+
+
+@pytest.mark.parametrize("salt", [0, 1, 5, "request-7"])
+def test_a_book_gives_each_request_the_sources_of_its_salt(salt: int | str) -> None:
+    """Four equal sources, and one target that reads from them in turn."""
+    model = model_of(MLAAttentionSpec(4))
+    plan = plan_transfer(engine(model, 4), engine(model))
+    reads = plan.of(plan.decode.rank())
+    book = BundleBook(reads)
+    for number in range(MOST_KEPT):
+        book.of(number)
+    wanted = [bundle.source.coordinates for bundle in bundle_reads(reads, salt)]
+    assert [bundle.source.coordinates for bundle in book.of(salt)] == wanted
+    assert book.of(salt) is book.of(salt)

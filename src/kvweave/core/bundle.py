@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import lcm
 
 import numpy as np
 
 from kvweave.core.read import Read, ReadEnd
-from kvweave.core.replicas import Salt, choose
+from kvweave.core.replicas import Salt, choose, salt_number
 from kvweave.core.runs import Runs, joined
+
+MOST_KEPT = 64
+"""Choices of replicas that are kept; more than 64 ranks with the same bytes are read in turn all the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +40,24 @@ class Bundle:
     def entries_join(self) -> bool:
         """Whether an entry continues in the next one of its block, on both sides."""
         return self.runs.joins(self.source.geometry, self.read.target.geometry)
+
+
+class BundleBook:
+    """The bundles of one target rank, made once for each choice of replicas: salts of equal choice share them."""
+
+    def __init__(self, reads: Sequence[Read]) -> None:
+        self._reads = reads
+        self._period = lcm(*{len(read.sources) for read in reads})
+        self._bundles: dict[int, tuple[Bundle, ...]] = {}
+
+    def of(self, salt: Salt) -> tuple[Bundle, ...]:
+        """The bundles of a request of that salt."""
+        turn = salt_number(salt) % self._period
+        if turn not in self._bundles:
+            if len(self._bundles) >= MOST_KEPT:
+                self._bundles.clear()
+            self._bundles[turn] = tuple(bundle_reads(self._reads, turn))
+        return self._bundles[turn]
 
 
 def bundle_reads(reads: Iterable[Read], salt: Salt) -> Iterator[Bundle]:

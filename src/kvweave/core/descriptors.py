@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from kvweave.core.array import TokenAxis
 from kvweave.core.block_table import NULL_BLOCK, BlockTable, BlockTables, name_tables
-from kvweave.core.bundle import Bundle, bundle_reads
+from kvweave.core.bundle import Bundle, BundleBook
 from kvweave.core.interval import Interval
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.read import Read, ReadEnd
@@ -111,7 +111,7 @@ class _Segments(NamedTuple):
 
 
 def describe_request(
-    reads: Sequence[Read],
+    bundles: BundleBook,
     source_groups: Sequence[str],
     target_groups: Sequence[str],
     source_blocks: BlockTables,
@@ -127,7 +127,7 @@ def describe_request(
         _token_range(start_token, num_tokens),
     )
     parts: dict[RankCoordinates, list[Rows]] = defaultdict(list)
-    for bundle in bundle_reads(reads if num_tokens else (), salt):
+    for bundle in bundles.of(salt) if num_tokens else ():
         rows = request.rows(bundle)
         if len(rows):
             parts[bundle.source.coordinates].append(rows)

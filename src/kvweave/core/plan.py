@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from math import prod
 
 from kvweave.core.array import Axis
 from kvweave.core.block_table import BlockTables
+from kvweave.core.bundle import BundleBook
 from kvweave.core.compatibility import check_compatibility, uncovered
 from kvweave.core.descriptors import RequestDescriptors, describe_request
 from kvweave.core.interval import Box, box_contains, box_intersection
@@ -46,6 +47,7 @@ class TransferPlan:
     prefill: EngineLayout
     decode: EngineLayout
     reads: Mapping[RankCoordinates, tuple[Read, ...]]
+    _books: dict[RankCoordinates, BundleBook] = field(init=False, repr=False, default_factory=dict)
 
     def __repr__(self) -> str:
         number = sum(len(reads) for reads in self.reads.values())
@@ -86,9 +88,15 @@ class TransferPlan:
         chooses among replicas. Raises ``BlockTableError`` when tables and tokens do not fit the layouts.
         """
         return describe_request(
-            self.of(target), self.prefill.group_names(), self.decode.group_names(), source_blocks, target_blocks,
+            self._book(target), self.prefill.group_names(), self.decode.group_names(), source_blocks, target_blocks,
             start_token, num_tokens, salt,
         )  # fmt: skip
+
+    def _book(self, target: RankLayout | RankCoordinates) -> BundleBook:
+        coordinates = target.coordinates if isinstance(target, RankLayout) else target
+        if coordinates not in self._books:
+            self._books[coordinates] = BundleBook(self.of(target))
+        return self._books[coordinates]
 
     def verify(self, num_tokens: int | None = None, progress: Progress | None = None) -> Report:
         """Prove the plan with labelled memory: see ``core.verify``."""

@@ -95,7 +95,7 @@ class Patient:
     def poll(self) -> Activity:
         """See ``Pollable``."""
         activity = self._coordinator.poll()
-        return activity if self._closing else Activity.IDLE
+        return activity if self._closing else min(activity, Activity.WAITING)
 
     def sockets(self) -> Sequence[Any]:
         """See ``Pollable``."""

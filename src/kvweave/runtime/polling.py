@@ -4,7 +4,8 @@ Other threads hand over commands and wake it. How long it waits between two roun
 
     READING   own reads are open          no wait, other threads get a turn: bytes move only inside a round
     SERVING   a peer may be reading, or an answer is awaited      a fifth of a millisecond
-    IDLE      nothing is open             until a message or a command comes, at most 10 ms
+    WAITING   something is open that messages will tell of        until one or a command comes, at most 10 ms
+    IDLE      nothing is open             the same, at most 100 ms
 
 Whatever unforeseen happens in a round ends the engine: everything that waits for it fails, with the cause.
 """
@@ -25,7 +26,8 @@ import zmq
 from kvweave.errors import KVWeaveError
 
 SERVING_SECONDS = 0.0002
-IDLE_MILLISECONDS = 10
+WAITING_MILLISECONDS = 10
+IDLE_MILLISECONDS = 100
 CLOSE_SECONDS = 5.0
 
 logger = logging.getLogger("kvweave")
@@ -35,8 +37,9 @@ class Activity(IntEnum):
     """How much is open after a round."""
 
     IDLE = 0
-    SERVING = 1
-    READING = 2
+    WAITING = 1
+    SERVING = 2
+    READING = 3
 
 
 class Pollable(Protocol):
@@ -67,6 +70,8 @@ class PollingThread:
         self._waker, self._wakened = socket.socketpair()
         self._waker.settimeout(0)
         self._wakened.settimeout(0)
+        self._poller = zmq.Poller()
+        self._watched: tuple[Any, ...] = ()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"kvweave {name}", daemon=True)
         self._thread.start()
@@ -119,12 +124,19 @@ class PollingThread:
             time.sleep(SERVING_SECONDS)
 
     def _wait(self, activity: Activity) -> None:
-        if activity is not Activity.IDLE:
+        if activity >= Activity.SERVING:
             time.sleep(0 if activity is Activity.READING else SERVING_SECONDS)
             return
-        poller = zmq.Poller()
-        for waited in (*self._pollable.sockets(), self._wakened):
-            poller.register(waited, zmq.POLLIN)
-        poller.poll(IDLE_MILLISECONDS)
-        with suppress(BlockingIOError):
-            self._wakened.recv(4096)
+        self._watch((self._wakened, *self._pollable.sockets()))
+        told = self._poller.poll(IDLE_MILLISECONDS if activity is Activity.IDLE else WAITING_MILLISECONDS)
+        if any(waited == self._wakened.fileno() for waited, _ in told):
+            with suppress(BlockingIOError):
+                self._wakened.recv(4096)
+
+    def _watch(self, sockets: tuple[Any, ...]) -> None:
+        """Has the poller wait on these; they seldom change."""
+        if sockets != self._watched:
+            self._poller = zmq.Poller()
+            for watched in sockets:
+                self._poller.register(watched, zmq.POLLIN)
+            self._watched = sockets

@@ -99,7 +99,7 @@ class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> Finished:
         """See vLLM."""
-        return self._in_scheduler.take_finished()
+        return self._in_scheduler.take_finished(scheduler_output.total_num_scheduled_tokens)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """See vLLM; what has been loaded by now is reported here, a step before the workers could do it."""

@@ -97,14 +97,15 @@ class SchedulerRole:
             self._loads.finish(request)
         return None if self._offers is None else self._offers.finish(request, block_ids)
 
-    def take_finished(self) -> Finished:
-        """What the workers are to report in this step."""
+    def take_finished(self, num_scheduled_tokens: int) -> Finished:
+        """What the workers are to report in a step that computes so many tokens."""
         released = frozenset() if self._offers is None else frozenset(self._offers.take_released())
         zeroed, self._zeroed = frozenset(self._zeroed), set()
+        idle = num_scheduled_tokens == 0 and not released
         if self._loads is None:
-            return Finished(released)
+            return Finished(released, idle=idle)
         failed = self._loads.take_failed()
-        return Finished(released, failed, zeroed, self._loads.under_way)
+        return Finished(released, failed, zeroed, self._loads.under_way, idle and not failed)
 
     def take_loaded(self) -> frozenset[str]:
         """Requests whose load was delivered since; their blocks hold what was offered."""
