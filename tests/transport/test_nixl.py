@@ -28,6 +28,8 @@ from kvweave.testing.transport_contract import (
 from kvweave.transport.agent_data import AgentData
 from kvweave.transport.base import ReadState
 
+MANY = (np.arange(6_000) * 4_000, np.arange(6_000) * 4_000, np.full(6_000, 4_000))
+
 nixl = pytest.importorskip("kvweave.transport.nixl", exc_type=ImportError)
 
 
@@ -118,7 +120,21 @@ class TestContractInOneProcess(TransportContract):
 
 
 class TestContractBetweenProcesses(TransportContract):
+    """Posting is the copy here, on shared memory."""
+
     make_pair = staticmethod(two_processes)
+
+    def test_small_reads_move_in_one_round_and_those_behind_a_full_piece_wait(
+        self, pair: TransportPair, peer: str
+    ) -> None:
+        small = [pair.target.read(peer, pair.rows([place], [place], [64])) for place in range(0, 1024, 64)]
+        big = pair.target.read(peer, pair.rows(*MANY))
+        behind = pair.target.read(peer, pair.rows([0], [0], [64]))
+        pair.target.progress()
+        assert {handle.state for handle in small} == {ReadState.DONE}
+        assert not big.posted and behind.state is ReadState.IN_PROGRESS
+        pair.finish(big, behind)
+        assert big.state is behind.state is ReadState.DONE
 
 
 class TestContractOverTcp(TransportContract):
@@ -143,7 +159,6 @@ class TestContractOverTcp(TransportContract):
         np.testing.assert_array_equal(pair.target_memory, expected_target(pair, [0], [0], [1 << 20]))
 
 
-MANY = (np.arange(6_000) * 4_000, np.arange(6_000) * 4_000, np.full(6_000, 4_000))
 A_FEW_POLLS = 1_000
 
 

@@ -1,10 +1,12 @@
 """The NIXL transport: real reads over UCX (RDMA, shared memory, TCP). The only home of the package ``nixl``.
 
 A read is cut into posts of at most 8 MB or 2,000 rows, because posting *is* the copy on shared memory, in the calling
-thread; each ``progress()`` posts one piece, of one read after the other, so that nothing waits long behind a big read::
+thread; each ``progress()`` posts about as much, of one read after the other, so that nothing waits long behind a big
+read, and many small ones are posted at once::
 
-    read A  [a0 a1 a2 a3]        progress: post a0 | post b0 | post a1 | post a2 | ...
+    read A  [a0 a1 a2 a3]        progress: post a0 | post b0 c0 | post a1 | post a2 | ...
     read B  [b0]
+    read C  [c0]
 
 What NIXL and UCX do, and what follows from it here (NIXL 1.5):
 
@@ -46,7 +48,7 @@ from nixl._api import nixl_agent, nixl_agent_config
 from kvweave.errors import LocalProtocolError, TransportError, TransportErrorKind
 from kvweave.transport.agent_data import PROBE_BYTES, AgentData
 from kvweave.transport.base import MemoryRegion, ReadHandle, ReadRows, ReadState, failed_read, peer_lost
-from kvweave.transport.piecewise import PiecewiseRead, ProbeRead
+from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, PiecewiseRead, ProbeRead
 from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
 from kvweave.transport.rows import UInt64Array, single
 
@@ -267,14 +269,20 @@ class NixlTransport:
             self._drop_peer(probe.peer, error)
 
     def _post_next(self) -> None:
-        """Posts one piece of the first read that may post, and puts that read last."""
+        """Posts one piece of each read that may post, as far as all together are no more than one full piece, and puts
+        these reads last.
+        """
+        nbytes, num_rows = 0, 0
         for _ in range(len(self._reads)):
             read = self._reads[0]
-            self._reads.rotate(-1)
             if self._may_post(read):
+                rows = read.waiting[0]
+                nbytes, num_rows = nbytes + rows.total_bytes, num_rows + len(rows)
+                if num_rows > len(rows) and (nbytes > MOST_POST_BYTES or num_rows > MOST_POST_ROWS):
+                    return
                 self._post(read, read.waiting.popleft())
                 self._collect(read)
-                return
+            self._reads.rotate(-1)
 
     def _may_post(self, read: PiecewiseRead) -> bool:
         if not read.waiting or len(read.posted) >= MOST_POSTED_PIECES:
