@@ -11,6 +11,7 @@ from kvweave.errors import LocalProtocolError
 from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads
 from kvweave.protocol.fetch_entry import Order
 from kvweave.protocol.sides import DecodeSide, PrefillSide
+from kvweave.protocol.states import FetchState
 from kvweave.protocol.timing import Timing
 from kvweave.runtime.addresses import PeerList
 from kvweave.runtime.clock import boot_time
@@ -86,6 +87,11 @@ class Joined:
         assert (post.source_tables, post.target_tables) == (TABLES, TARGETS)
         return fetch
 
+    @property
+    def state(self) -> FetchState | None:
+        """Where the fetch stands."""
+        return self.decode._side.fetches.state(7)
+
     def close(self) -> None:
         self.decode.close(None)
         self.prefill.close(None)
@@ -132,6 +138,7 @@ def test_end_of_the_engine_ends_commands_that_came_too_late() -> None:
 
 def test_peer_that_breaks_the_protocol_is_dropped_and_counted(joined: Joined) -> None:
     fetch = joined.read()
+    wait_until(lambda: (joined.prefill.poll(), joined.decode.poll(), joined.state is FetchState.READING)[2])
     joined.server.send(next(iter(joined.prefill_side.reception._guests)), b"nonsense")
     joined.command(DropPeer)
     assert fetch.failed.reason is FailureReason.PEER_LOST
