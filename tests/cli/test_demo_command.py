@@ -46,7 +46,7 @@ def models_of_this_run(tmp_path_factory):
 
 def show(shown, capsys):
     demo_command._show(shown, "tp=4", "tp=2")
-    return capsys.readouterr().out
+    return " ".join(capsys.readouterr().out.split())
 
 
 def test_the_help_names_its_options_examples_and_keys(run):
