@@ -148,6 +148,15 @@ def test_claim_to_a_successor_waits_until_no_read_of_the_first_one_is_left(claim
     assert messages(claiming.reads_ended(100.3, 7, 1, 100.3)) == [Claim(7, ENGINE, key())]
 
 
+def test_nothing_is_owed_to_a_peer_whose_successor_never_came(claiming: FetchBook) -> None:
+    claiming.peer_lost(100.1, ADDRESS, "gone")
+    claiming.abort(100.2, 7)
+    claiming.peer_failed(100.3, ADDRESS, "nobody answers", ())
+    for rank in (0, 1):
+        claiming.reads_ended(100.4, 7, rank, 100.4)
+    assert len(claiming.acknowledgements) == 0
+
+
 def test_grant_of_the_first_peer_is_none_of_its_successor(claiming: FetchBook) -> None:
     claiming.peer_lost(100.1, ADDRESS, "gone")
     for rank in (0, 1):

@@ -151,11 +151,12 @@ class FetchBook:
     def peer_failed(self, now: float, address: str, text: str, problems: Sequence[Mismatch]) -> Effects:
         """No connection to the peer came about: everything that waits for it fails."""
         reason = FailureReason.INCOMPATIBLE if problems else FailureReason.PEER_LOST
-        waiting = [
-            fetch for fetch in self._fetches.at(address) if fetch.state in (FetchState.QUEUED, FetchState.AWAITING_PEER)
-        ]
+        fetches = self._fetches.at(address)
+        for fetch in fetches:
+            fetch.acknowledged = False
         self.acknowledgements.peer_gone(address)
-        return _joined(self._give_up(now, fetch, reason, text, tuple(problems), back=False) for fetch in waiting)
+        waiting = [fetch for fetch in fetches if fetch.state in (FetchState.QUEUED, FetchState.AWAITING_PEER)]
+        return _joined(self._give_up(now, fetch, reason, text, tuple(problems)) for fetch in waiting)
 
     def receive(self, now: float, address: str, message: object) -> Effects:
         """What one message of a peer causes; late and repeated ones change nothing."""
