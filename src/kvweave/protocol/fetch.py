@@ -118,10 +118,7 @@ class FetchBook:
         return self._claim(now, fetch) if fetch.address in self._contacts else (WantPeer(fetch.address),)
 
     def abort(self, now: float, number: int) -> Effects:
-        """Ends a fetch from our side; an unknown or finished one is ignored.
-
-        Its offer is given back: as soon as the peer is ready, where it is not.
-        """
+        """Ends a fetch from our side; an unknown or finished one is ignored. Its offer is given back to a ready peer."""
         fetch = self._fetches.get(number)
         return () if fetch is None else self._give_up(now, fetch, FailureReason.ABORTED, "aborted by this engine")
 
