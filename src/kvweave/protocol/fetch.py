@@ -118,7 +118,7 @@ class FetchBook:
         return self._claim(now, fetch) if fetch.address in self._contacts else (WantPeer(fetch.address),)
 
     def abort(self, now: float, number: int) -> Effects:
-        """Ends a fetch from our side; an unknown or finished one is ignored. Its offer is given back to a ready peer."""
+        """Ends a fetch from our side and gives its offer back; an unknown or finished one is ignored."""
         fetch = self._fetches.get(number)
         return () if fetch is None else self._give_up(now, fetch, FailureReason.ABORTED, "aborted by this engine")
 
