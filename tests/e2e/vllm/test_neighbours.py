@@ -87,7 +87,7 @@ def test_a_peer_has_one_line_in_the_log(pair: Sequence[Server]) -> None:
     assert through(source.url, target.url, prompt_of(80, seed=1), 4).status == 200
     lines = [line for line in target.log.read_text(errors="replace").splitlines() if "is ready: " in line]
     assert len(lines) == 1
-    assert "tp_size=2" in lines[0]
+    assert "remote_tp=2" in lines[0]
 
 
 def test_failures_are_counted_by_kind(pair: Sequence[Server]) -> None:
