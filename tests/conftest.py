@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,13 @@ def rank(path: Path) -> int:
     if folder in LAST:
         return 100 + LAST.index(folder)
     return 1 + ORDER.index(folder) if folder in ORDER else 0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Files with tests have no doctests: a doctest whose import fails is skipped, a test file must be an error."""
+    found = yield
+    return [made for made in found if type(made) is pytest.Module] if file_path.name.startswith("test_") else found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

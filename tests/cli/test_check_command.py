@@ -44,10 +44,10 @@ def test_without_a_model_the_question_is_wrong(run):
 
 
 @pytest.mark.parametrize("address", ["localhost:5600", "tcp://10.0.0.1:5600"])
-def test_running_engines_cannot_be_asked_yet(run, address):
+def test_an_address_is_no_description(run, address):
     result = run("check", "-m", "qwen3-0.6b", "-p", address, "-d", "tp=2")
     assert result.exit_code == 2
-    assert "cannot be asked yet" in result.stderr
+    assert "kvweave check HOST:PORT" in result.stderr
 
 
 @pytest.fixture
@@ -91,8 +91,15 @@ def test_running_engines_with_keys_are_asked_with_keys(run, running, tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["127.0.0.1:5"], ["127.0.0.1:5", "nowhere"], ["127.0.0.1:5", "127.0.0.1:6", "--keys", "x"], ["--prefill", "tp=1"]],
-    ids=["one address", "no address", "half of the keys", "one engine"],
+    [
+        ["127.0.0.1:5"],
+        ["127.0.0.1:5", "nowhere"],
+        ["127.0.0.1:5", "127.0.0.1:6", "--keys", "x"],
+        ["127.0.0.1:5", "127.0.0.1:6", "--model", "qwen3-0.6b"],
+        ["--prefill", "tp=1"],
+        ["-m", "qwen3-0.6b", "-p", "tp=1", "-d", "tp=1", "--keys", "x", "--allowed-keys", "y"],
+    ],
+    ids=["one address", "no address", "half of the keys", "described as well", "one engine", "keys of no engine"],
 )
 def test_a_wrong_question_about_running_engines_is_said(run, arguments):
     assert run("check", *arguments).exit_code == 2

@@ -127,10 +127,10 @@ def test_what_is_no_pair_is_refused(text, reason):
 
 
 @pytest.mark.parametrize("text", ["localhost:5555", "10.0.0.1:80", "tcp://host:1", "[::1]:5555"])
-def test_an_address_is_refused_as_not_yet(text):
+def test_an_address_is_refused_with_the_command_that_asks_running_engines(text):
     message = refusal(text)
     assert text in message
-    assert "cannot be asked yet" in message
+    assert "kvweave check HOST:PORT" in message
 
 
 def test_a_file_may_use_long_names_and_lists(tmp_path):

@@ -34,7 +34,9 @@ def test_replicas_are_neighbours(units: int, tp: int) -> None:
 
 @pytest.mark.parametrize(("units", "tp"), [size for size in SIZES if not fits(*size)])
 def test_sizes_that_no_engine_could_build_are_refused_with_both_named(units: int, tp: int) -> None:
-    with pytest.raises(LayoutError, match=f"k, axis head: {units} units over tp={tp}: .* does not divide by .*stated="):
+    with pytest.raises(
+        LayoutError, match=f"k, axis head: {units} units over tp={tp}: .* does not divide .*stated: head"
+    ):
         held(units, tp)
 
 

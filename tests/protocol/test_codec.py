@@ -47,10 +47,14 @@ def test_message_survives_the_round_trip(message: object) -> None:
     assert decode(encode(message)) == message
 
 
-def test_version_is_checked_before_the_rest_is_looked_at() -> None:
+@pytest.mark.parametrize(
+    ("sender", "text"),
+    [(EngineRole.PREFILL, "source has 9, target has 1"), (EngineRole.DECODE, "source has 1, target has 9")],
+)
+def test_version_is_checked_before_the_rest_is_looked_at(sender: EngineRole, text: str) -> None:
     other = b"KVWV" + (9).to_bytes(2, "big") + b"\xff\xff not msgpack"
-    with pytest.raises(IncompatiblePeer, match="source has 9, target has 1"):
-        decode(other)
+    with pytest.raises(IncompatiblePeer, match=text):
+        decode(other, sender)
 
 
 @pytest.mark.parametrize(

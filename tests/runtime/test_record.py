@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from kvweave.protocol.fetch_entry import Order
 from kvweave.runtime.events import ReadsEnded, ReadStatistics
 from kvweave.runtime.handle import Fetch
 from kvweave.runtime.record import FetchRecord
 from kvweave.runtime.tracing import NoSpan
-from tests.protocol.examples import ADDRESS, reference, small_layout
+from tests.protocol.examples import reference, small_layout
 
 
 def test_report_adds_up_the_ranks() -> None:
     layout = small_layout(2)
     ranks = [rank.coordinates for rank in layout.ranks]
     record = FetchRecord(Fetch(7, "request", lambda number: None), reference(), layout, 95.0, NoSpan())
-    record.begin(100.0, Order(ADDRESS, reference(), {}))
+    record.begin(100.0)
     record.claimed_at, record.posted_at = 101.0, 103.0
     record.add(ReadsEnded(7, 0, 104.0, ReadStatistics({ranks[0]: 10}, 2, 0.5, 1.0, {"window": (3,)})))
     record.add(ReadsEnded(7, 1, 107.0, ReadStatistics({ranks[1]: 20}, 3, 0.7, 4.0, {"window": (1, 3)})))
@@ -28,7 +27,7 @@ def test_report_adds_up_the_ranks() -> None:
 def test_stages_count_from_the_first_claim_and_the_first_retry() -> None:
     layout = small_layout(1)
     record = FetchRecord(Fetch(7, "request", lambda number: None), reference(), layout, 95.0, NoSpan())
-    record.begin(100.0, Order(ADDRESS, reference(), {}))
+    record.begin(100.0)
     assert [record.claim(101.0), record.claim(102.0)] == [True, False]
     record.posted_at = 103.0
     record.retry(105.0)

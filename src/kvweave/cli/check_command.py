@@ -17,12 +17,17 @@ from kvweave.errors import ConfigurationError, IncompatibleLayouts, Mismatch
 
 CHECK_SCHEMA = "kvweave.check/1"
 
+_DESCRIBING = ("--prefill", "--decode", "--model", "--prefill-model", "--decode-model")
+_CLOSING = ("--keys", "--allowed-keys")
+
 
 def check(
     addresses: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[HOST:PORT HOST:PORT]", show_default=False, help="A running prefill and a running decode engine."
+            metavar="[HOST:PORT HOST:PORT]",
+            show_default=False,
+            help="Two running engines, prefill first; NAME@HOST:PORT says whose key it has.",
         ),
     ] = None,
     prefill: Annotated[
@@ -49,18 +54,12 @@ def check(
 ) -> None:
     """Check whether two engines can work together: every mismatch, and what to do about it."""
     if addresses:
+        described = (prefill, decode, model, prefill_model, decode_model)
+        _refuse_idle(_DESCRIBING, described, "running engines describe themselves")
         layouts = _running(addresses, keys, allowed_keys)
-    elif prefill is None or decode is None:
-        raise ConfigurationError(
-            f"{'--prefill' if prefill is None else '--decode'}: not stated; describe both engines, or name the "
-            "addresses of two running ones"
-        )
     else:
-        models = (
-            _stated("--prefill-model", prefill_model, model, decode_model),
-            _stated("--decode-model", decode_model, model, prefill_model),
-        )
-        layouts = parse_pair(prefill, decode, *models).layouts(0)
+        _refuse_idle(_CLOSING, (keys, allowed_keys), "it is for running engines, which are named by their addresses")
+        layouts = _described(prefill, decode, model, prefill_model, decode_model)
     problems = _problems(*layouts)
     if as_document:
         found = [mismatch_document(problem) for problem in problems]
@@ -68,6 +67,26 @@ def check(
     else:
         _show(layouts, problems)
     raise typer.Exit(ANSWER_IS_NO if problems else 0)
+
+
+def _refuse_idle(options: Sequence[str], values: Sequence[str | None], why: str) -> None:
+    """An option that would change nothing is refused, not ignored."""
+    stated = [option for option, value in zip(options, values, strict=True) if value is not None]
+    if stated:
+        raise ConfigurationError(f"{stated[0]}: {why}; leave it out")
+
+
+def _described(
+    prefill: str | None, decode: str | None, model: str | None, prefill_model: str | None, decode_model: str | None
+) -> tuple[EngineLayout, EngineLayout]:
+    """The layouts of two engines that are described, not running."""
+    if prefill is None or decode is None:
+        raise ConfigurationError(
+            f"{'--prefill' if prefill is None else '--decode'}: not stated; describe both engines, or name the "
+            "addresses of two running ones"
+        )
+    models = _stated(prefill_model, model, decode_model), _stated(decode_model, model, prefill_model)
+    return parse_pair(prefill, decode, *models).layouts(0)
 
 
 def _running(addresses: list[str], keys: str | None, allowed: str | None) -> tuple[EngineLayout, EngineLayout]:
@@ -89,11 +108,13 @@ def _running(addresses: list[str], keys: str | None, allowed: str | None) -> tup
     return source, target
 
 
-def _stated(option: str, own: str | None, both: str | None, other: str | None) -> str:
+def _stated(own: str | None, both: str | None, other: str | None) -> str:
     """The side's own model, the one of both, or the other side's."""
     stated = own or both or other
     if stated is None:
-        raise ConfigurationError(f"--model: none stated; state --model for both sides, or {option} for each")
+        raise ConfigurationError(
+            "--model: none stated; state --model for both sides, or --prefill-model and --decode-model"
+        )
     return stated
 
 

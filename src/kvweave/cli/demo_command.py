@@ -169,9 +169,10 @@ def _mapping(contacts: Iterable[Contact]) -> Table:
 
 
 def _transfer(shown: Demonstration) -> str:
-    names = {"peer": "handshake", "claim": "claim", "read": "read", "grant": "grant"}
-    stages = shown.transfer_seconds.items()
-    return "".join(f"{names[stage]} {format_seconds(seconds)}, " for stage, seconds in stages)
+    """The stages that take time; reads begin with their claim, which has none of its own."""
+    names = {"peer": "handshake", "read": "read", "grant": "grant"}
+    seconds = shown.transfer_seconds
+    return "".join(f"{name} {format_seconds(seconds[stage])}, " for stage, name in names.items() if stage in seconds)
 
 
 def _fault(shown: Demonstration) -> str:

@@ -84,8 +84,8 @@ def parse_engine(text: str) -> EngineDescription:
         return _within(str(path), read_engine_file(path))
     if "=" not in stripped and _ADDRESS.fullmatch(stripped):
         raise ConfigurationError(
-            f"{stripped!r} is an address; running engines cannot be asked yet: describe the engine as text "
-            "(tp=4,block=16) or in a YAML file"
+            f"{stripped!r} is an address; describe the engine as text (tp=4,block=16) or in a YAML file, or let "
+            "`kvweave check HOST:PORT HOST:PORT` ask two running ones"
         )
     return describe_engine(_pairs(stripped))
 

@@ -92,4 +92,5 @@ def _problems(error: KVWeaveError) -> tuple[Mismatch, ...]:
 def _usage_text(error: TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "kvweave"
-    return f"{error.format_message().rstrip('.')}; see {command} --help"
+    message = " ".join(error.format_message().split()).replace("Value error, ", "")
+    return f"{message.rstrip('.')}; see {command} --help"

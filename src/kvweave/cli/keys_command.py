@@ -24,7 +24,9 @@ class Action(StrEnum):
 
 
 def keys(
-    action: Annotated[Action, typer.Argument(help="Make a pair, or show what a folder or a file holds.")],
+    action: Annotated[
+        Action, typer.Argument(metavar="ACTION", help="Make a pair, or show what a folder or a file holds.")
+    ],
     path: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where keys are; to show one, its file.")],
     name: Annotated[str, typer.Option(metavar="NAME", help="What a new pair is called.")] = "engine",
     as_document: AsDocument = False,

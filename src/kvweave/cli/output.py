@@ -64,6 +64,15 @@ def format_bytes(count: float) -> str:
     return f"{count:,.1f}".removesuffix(".0") + f" {unit}"
 
 
+def counted(number: int, noun: str) -> str:
+    """So many of them.
+
+    >>> counted(1, "pair"), counted(1200, "pair")
+    ('1 pair', '1,200 pairs')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def format_seconds(seconds: float) -> str:
     """A duration for people.
 

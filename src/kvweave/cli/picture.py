@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kvweave.cli import svg
 from kvweave.cli.options import describe_engine
+from kvweave.cli.output import counted
 from kvweave.core.explain import plan_totals
 from kvweave.core.lanes import Band, Card, Lane, LaneKey, Piece, PlanLanes, Span, plan_lanes
 from kvweave.core.parallel import RankCoordinates
@@ -140,7 +141,8 @@ def _heading(plan: TransferPlan) -> Iterator[str]:
     yield svg.words(_MARGIN, 36, plan.decode.model.name, size=19, weight="bold")
     yield svg.words(
         _MARGIN, 58,
-        f"a request reads {totals.sources} of {totals.prefill_ranks} prefill ranks, in {totals.readers} pairs of ranks",
+        f"a request reads {totals.sources} of {totals.prefill_ranks} prefill ranks, in "
+        f"{counted(totals.readers, 'pair')} of ranks",
         colour=svg.FAINT,
     )  # fmt: skip
     yield svg.words(_MARGIN, _HEADER - 14, f"prefill: {describe_engine(plan.prefill)}", weight="bold")

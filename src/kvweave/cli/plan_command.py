@@ -24,7 +24,7 @@ from kvweave.cli.options import (
     parse_rank,
     parse_tokens,
 )
-from kvweave.cli.output import add_row, answers, format_bytes, format_seconds, new_table, write_document
+from kvweave.cli.output import add_row, answers, counted, format_bytes, format_seconds, new_table, write_document
 from kvweave.cli.picture import draw_plan
 from kvweave.core.cost import RequestCost, TransferRates, estimate_request
 from kvweave.core.explain import PlanRow, PlanTotals, describe_ranks, plan_rows, plan_totals
@@ -109,10 +109,10 @@ def _totals_text(made: TransferPlan, totals: PlanTotals) -> str:
     amounts = [_span(*totals.bytes_per_token) + " per token"] if totals.bytes_per_token[1] else []
     amounts += [_span(*totals.bytes_per_request) + " of state per request"] if totals.bytes_per_request[1] else []
     engines = made.prefill.parallel.dp, made.decode.parallel.dp
-    pairs = "" if engines == (1, 1) else f" ({engines[0]} x {engines[1]} engines)"
+    copies = "" if engines == (1, 1) else f" ({engines[0]} x {engines[1]} engines)"
     return (
         f"Each decode rank reads {' and '.join(amounts)}. A request reads {totals.sources} of {totals.prefill_ranks} "
-        f"prefill ranks, over {totals.readers} pairs of ranks; handshakes: {totals.handshakes}{pairs}."
+        f"prefill ranks, over {counted(totals.readers, 'pair')} of ranks; handshakes: {totals.handshakes}{copies}."
     )
 
 

@@ -131,9 +131,9 @@ def describe_request(
         rows = request.rows(bundle)
         if len(rows):
             parts[bundle.source.coordinates].append(rows)
-    joined = {source: _coalesce(_concatenate(parts[source])) for source in sorted(parts)}
+    rows_from = {source: _coalesce(_concatenate(parts[source])) for source in sorted(parts)}
     return RequestDescriptors(
-        joined, {group: tuple(sorted(blocks)) for group, blocks in request.incomplete.items() if blocks}
+        rows_from, {group: tuple(sorted(blocks)) for group, blocks in request.incomplete.items() if blocks}
     )
 
 

@@ -21,7 +21,7 @@ from kvweave.core.cost import TransferRates
 from kvweave.core.read import Read, ReadEnd
 
 
-def padding_tokens(reads: Iterable[Read], rates: TransferRates | None = None) -> int:
+def padding_tokens(reads: Iterable[Read]) -> int:
     """To a multiple of how many tokens the requests of these reads of one target rank are rounded up; 1 for not at all.
 
     It always divides the block size of either side, so that no request needs another block for it.
@@ -33,7 +33,7 @@ def padding_tokens(reads: Iterable[Read], rates: TransferRates | None = None) ->
     (tokens,) = sizes
     saved_rows = sum(_saved_rows(bundle) * len(bundle.read.layers) for bundle in bundles)
     token_bytes = sum(int(bundle.runs.nbytes.sum()) * len(bundle.read.layers) for bundle in bundles)
-    return tokens if saved_rows * (rates or TransferRates()).row_bytes > token_bytes * (tokens - 1) else 1
+    return tokens if saved_rows * TransferRates().row_bytes > token_bytes * (tokens - 1) else 1
 
 
 def padded(num_tokens: int, start_token: int, padding: int) -> int:

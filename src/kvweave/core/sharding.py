@@ -80,5 +80,5 @@ def _unit_interval(axis: Axis, part: str, tp: int, tp_rank: int) -> Interval:
     relation = f"{units} does not divide by {tp}" if units >= tp else f"{tp} does not divide by {units}"
     raise LayoutError(
         f"{part}, axis {axis.name}: {units} units over tp={tp}: {relation}; choose a tp that fits, "
-        f"or state each rank's interval (stated={{{axis.name!r}: ...}})"
+        f"or state each rank's interval (stated: {axis.name})"
     )

@@ -14,7 +14,7 @@ import struct
 import msgspec
 
 from kvweave.errors import IncompatiblePeer, LocalProtocolError, Mismatch, RemoteProtocolError
-from kvweave.protocol.messages import AnyMessage
+from kvweave.protocol.messages import AnyMessage, EngineRole
 
 PROTOCOL_VERSION = 1
 MOST_MESSAGE_BYTES = 64 << 20
@@ -36,8 +36,8 @@ def encode(message: AnyMessage) -> bytes:
     return data
 
 
-def decode(data: bytes) -> AnyMessage:
-    """One message from a peer's bytes.
+def decode(data: bytes, sender: EngineRole = EngineRole.PREFILL) -> AnyMessage:
+    """One message from a peer's bytes; ``sender`` says which of both versions is the source's, if they differ.
 
     Raises ``IncompatiblePeer`` for another protocol version, ``RemoteProtocolError`` for everything else that is not
     a message.
@@ -48,8 +48,9 @@ def decode(data: bytes) -> AnyMessage:
         raise RemoteProtocolError(f"message: {len(data)} bytes starting with {data[:8].hex()} are not of kvweave")
     version: int = _HEAD.unpack_from(data)[1]
     if version != PROTOCOL_VERSION:
+        versions = (version, PROTOCOL_VERSION) if sender is EngineRole.PREFILL else (PROTOCOL_VERSION, version)
         remedy = "run the same kvweave release on both sides"
-        raise IncompatiblePeer([Mismatch("protocol version", str(version), str(PROTOCOL_VERSION), remedy)])
+        raise IncompatiblePeer([Mismatch("protocol version", *map(str, versions), remedy)])
     try:
         return _DECODER.decode(memoryview(data)[_HEAD.size :])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -157,7 +157,7 @@ class Claimed(Message, frozen=True, tag="claimed"):
 
 
 class Renew(Message, frozen=True, tag="renew"):
-    """Asks for the lease to begin anew; sent in the same breath as the reads, and again while they last."""
+    """Asks for the lease to begin anew, again and again while reads last; the claim itself is the first one."""
 
     claim: Number
     sequence: Number

@@ -47,7 +47,7 @@ MOST_ATTEMPTS = 6
 """Attempts to connect that fail one after the other until an address counts as unreachable. With the waits between them
 (50 ms, each time twice as long) the sixth ends 1.6 s after the first, when each is refused at once."""
 
-_NOBODY = "nobody listens there, or the address is wrong; is the prefill engine running?"
+_NOBODY = "nobody listens there, or the address is wrong; is the engine running?"
 _REFUSALS = {
     zmq.Event.HANDSHAKE_FAILED_AUTH: "it does not let this engine in; add this host to its peers{key}",
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it has another key than the allowed one, or no keys, or is no engine",

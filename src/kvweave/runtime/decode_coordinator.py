@@ -227,7 +227,7 @@ class DecodeCoordinator:
         if fetch.number not in self._records:
             span = self._span(order.reference)
             self._records[fetch.number] = FetchRecord(fetch, order.reference, self._layout, now, span)
-        self._records[fetch.number].begin(now, order)
+        self._records[fetch.number].begin(now)
         self._perform(self._side.fetch(now, fetch.number, order))
 
     def _span(self, reference: OfferReference) -> Span:
@@ -349,8 +349,9 @@ class DecodeCoordinator:
                 self._recorder.add("peers_lost")
             case PeerFailed():
                 self._recorder.add("handshake_failures", "incompatible" if effect.problems else "unreachable")
-        text = f"prefill engine at {effect.address}: {effect.text}"
-        self._log.note(self._clock(), logging.WARNING, f"prefill engine at {effect.address}", text)
+        who = f"prefill engine at {effect.address}"
+        text = f"{who}: {effect.text.removeprefix(f'{effect.address}: ')}"
+        self._log.note(self._clock(), logging.WARNING, who, text)
         self._peers.pop(effect.address, None)
         failed = Failed(
             0, FailureReason.PEER_LOST, effect.text, effect.problems if isinstance(effect, PeerFailed) else ()

@@ -49,7 +49,8 @@ class KeyFile:
                 raise ConfigurationError(f"{path.stat().st_size} bytes are more than a key file has")
             public, secret = (None if key is None else key.decode() for key in auth.load_certificate(str(path)))
         except (OSError, ValueError, LookupError) as error:
-            raise ConfigurationError(f"keys: {path}: {error}; make one: kvweave keys make FOLDER") from error
+            why = getattr(error, "strerror", None) or error  # without the path that an OSError's text repeats
+            raise ConfigurationError(f"keys: {path}: {why}; make one: kvweave keys make FOLDER") from error
         if secret is not None and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ConfigurationError(f"keys: {path} is secret, but others may read it; chmod 600 {path}")
         return KeyFile(path.name.removesuffix(SECRET).removesuffix(PUBLIC), checked_key(public), secret)
@@ -98,8 +99,7 @@ class CurveKeys:
         known = ", ".join(sorted(self.allowed))
         if name is None:
             raise ConfigurationError(
-                f"peers: nothing says which of the allowed keys {address} has ({known}); add it: "
-                f"peers=['NAME@{address}']"
+                f"peers: nothing says which of the allowed keys {address} has ({known}); write NAME@{address}"
             )
         if name not in self.allowed:
             raise ConfigurationError(
@@ -144,7 +144,9 @@ def make_key_files(folder: Path, name: str = "engine") -> KeyFile:
             f"keys: {error.filename} exists and is not overwritten; choose another folder or name, or remove it"
         ) from error
     except OSError as error:
-        raise ConfigurationError(f"keys: {folder}: {error}; name a folder that can be written") from error
+        raise ConfigurationError(
+            f"keys: {folder}: {error.strerror or error}; name a folder that can be written"
+        ) from error
     return made
 
 

@@ -18,6 +18,7 @@ from kvweave.protocol.effects import Drained, Greeted, PrefillEffect, Release, R
 from kvweave.protocol.messages import (
     ChecksumRequest,
     Checksums,
+    EngineRole,
     HandshakeRefused,
     HandshakeRequest,
     OfferKey,
@@ -170,7 +171,7 @@ class PrefillCoordinator:
 
     def _receive(self, connection: Caller, data: bytes) -> None:
         try:
-            message = decode(data)
+            message = decode(data, EngineRole.DECODE)
             if isinstance(message, HandshakeRequest):
                 effects = self._greet(connection, message)
             elif isinstance(message, ChecksumRequest):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvweave.core.layout import EngineLayout
 from kvweave.core.parallel import RankCoordinates
 from kvweave.errors import TransportError
-from kvweave.protocol.fetch_entry import Order
 from kvweave.protocol.reference import OfferReference
 from kvweave.runtime.events import ReadsEnded, ReadStatistics
 from kvweave.runtime.handle import Delivered, Fetch
@@ -27,14 +26,12 @@ class FetchRecord:
         self.num_claims = 0
         self._retried_at: float | None = None
         self.cause: TransportError | None = None
-        self.order: Order | None = None
         self._layout = layout
         self._completed_at = now
         self._read: dict[RankCoordinates, ReadStatistics] = {}
 
-    def begin(self, now: float, order: Order) -> None:
+    def begin(self, now: float) -> None:
         """The fetch begins, held before or not."""
-        self.order = order
         self.began_at = self.claimed_at = self.posted_at = self._completed_at = now
 
     def claim(self, now: float) -> bool:

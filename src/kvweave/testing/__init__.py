@@ -1,1 +1,1 @@
-"""For tests of kvweave and of engines that embed it: the byte oracle, strategies and contract suites."""
+"""For tests of kvweave and of engines that embed it: the byte oracle, strategies, contract suites, simulation."""

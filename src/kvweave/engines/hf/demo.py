@@ -97,8 +97,8 @@ class Stage(Closing):
         if not tokens:
             raise ConfigurationError(f"prompt: {prompt!r} has no tokens; ask something")
         self._tell("opening the engines")
+        self._decode.start_decode(_sized(decode, len(tokens)))  # first, as in close: it takes an earlier one's place
         self._prefill.start_prefill(_sized(prefill, len(tokens)))
-        self._decode.start_decode(_sized(decode, len(tokens)))
         started = perf_counter()
         self._tell(f"prefilling {len(tokens)} tokens")
         params = self._prefill.prefill("demo", tokens)
@@ -125,9 +125,9 @@ class Stage(Closing):
         )
 
     def close(self) -> None:
-        """Ends both processes."""
-        self._prefill.close()
+        """Ends both processes; the one that reads first, so that it does not miss the other."""
         self._decode.close()
+        self._prefill.close()
 
     def _load(self, model: str, folder: Path) -> None:
         if model == self._loaded:

@@ -13,8 +13,6 @@ from kvweave.integrations.vllm.version import (
     ROCM_TILED_INDEXERS,
 )
 
-CONV_ORDERS = ("SD", "DS")
-
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
