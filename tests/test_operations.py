@@ -59,7 +59,7 @@ def test_bounds_are_those_of_the_code() -> None:
 
     stated = section(THREATS, "Bounds on what a peer can cost")
     seconds = control.UNREAD_MILLISECONDS // 1000
-    at_once, later = prefill_coordinator.MOST_HANDSHAKE_BYTES, prefill_coordinator.HANDSHAKE_BYTES_PER_SECOND
+    at_once, later = prefill_coordinator.HANDSHAKE_BYTES_AT_ONCE, prefill_coordinator.HANDSHAKE_BYTES_PER_SECOND
     for text in (
         f"{control.MOST_REQUEST_BYTES >> 20} MiB, {MOST_MESSAGE_BYTES >> 20} MiB;",
         f"| {intake.MOST_HANDLED}, then the others have their turn; {intake.MOST_WAITING_MESSAGES:,} or ",

@@ -74,9 +74,11 @@ def verify(
 
 
 def _progress() -> Progress:
+    """A bar for a terminal; nothing for a log, where it would be an empty line."""
+    console = notices()
     return Progress(
         TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("ranks"),
-        console=notices(), transient=True,
+        console=console, transient=True, disable=not console.is_terminal,
     )  # fmt: skip
 
 

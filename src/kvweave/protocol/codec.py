@@ -48,9 +48,10 @@ def decode(data: bytes, sender: EngineRole = EngineRole.PREFILL) -> AnyMessage:
         raise RemoteProtocolError(f"message: {len(data)} bytes starting with {data[:8].hex()} are not of kvweave")
     version: int = _HEAD.unpack_from(data)[1]
     if version != PROTOCOL_VERSION:
-        versions = (version, PROTOCOL_VERSION) if sender is EngineRole.PREFILL else (PROTOCOL_VERSION, version)
+        theirs, ours = str(version), str(PROTOCOL_VERSION)
+        source, target = (theirs, ours) if sender is EngineRole.PREFILL else (ours, theirs)
         remedy = "run the same kvweave release on both sides"
-        raise IncompatiblePeer([Mismatch("protocol version", *map(str, versions), remedy)])
+        raise IncompatiblePeer([Mismatch("protocol version", source, target, remedy)])
     try:
         return _DECODER.decode(memoryview(data)[_HEAD.size :])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -34,11 +34,11 @@ _KINDS = {
 class Delivered:
     """What a fetch brought.
 
-    ``seconds`` per stage: ``queued`` (held before it began), ``peer`` (waiting for the handshake), ``claim``, ``post``
-    (rows computed and reads posted, the slowest rank; inside ``read``), ``read`` (until the last read was seen
-    complete), ``grant`` (until a grant covered it). ``sources`` says how many bytes each of our ranks read from each
-    prefill rank. ``incomplete`` names, per group, target blocks that serve this request but must never be published as
-    a cached prefix.
+    ``seconds`` per stage: ``queued`` (held before it began), ``peer`` (waiting for the handshake), ``claim`` (until its
+    reads began, which is at once unless another handshake came between), ``post`` (rows computed and reads posted, the
+    slowest rank; inside ``read``), ``read`` (until the last read was seen complete), ``grant`` (until a grant covered
+    it). ``sources`` says how many bytes each of our ranks read from each prefill rank. ``incomplete`` names, per group,
+    target blocks that serve this request but must never be published as a cached prefix.
     """
 
     nbytes: int

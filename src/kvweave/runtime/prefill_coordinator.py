@@ -41,7 +41,7 @@ from kvweave.runtime.polling import Activity
 
 GREETED_SECONDS = 5.0
 """How long after a handshake the thread stays awake for the connections that follow."""
-MOST_HANDSHAKE_BYTES = 64 << 20
+HANDSHAKE_BYTES_AT_ONCE = 64 << 20
 HANDSHAKE_BYTES_PER_SECOND = 8 << 20
 LEAST_HANDSHAKE_BYTES = 128 << 10
 """What answers to the handshakes of one key (or host, without keys) may have, each counted as the last at least: 512 at
@@ -104,7 +104,7 @@ class PrefillCoordinator:
         self._summed = summed
         self._log = LogLines(side.offers.engine_id, recorder)
         self._dropped = 0
-        self._handshakes = Allowance(MOST_HANDSHAKE_BYTES, HANDSHAKE_BYTES_PER_SECOND)
+        self._handshakes = Allowance(HANDSHAKE_BYTES_AT_ONCE, HANDSHAKE_BYTES_PER_SECOND)
 
     def submit(self, command: PrefillCommand) -> None:
         """Queues a command, from any thread; it is carried out before any message that comes in later.
