@@ -148,6 +148,15 @@ def test_claim_to_a_successor_waits_until_no_read_of_the_first_one_is_left(claim
     assert messages(claiming.reads_ended(100.3, 7, 1, 100.3)) == [Claim(7, ENGINE, key())]
 
 
+def test_reads_of_a_lost_peer_that_never_end_fail_their_fetch_in_time(claiming: FetchBook) -> None:
+    claiming.peer_lost(100.1, ADDRESS, "gone")
+    claiming.peer_ready(100.2, ADDRESS, 9.0)
+    assert reasons(claiming.handle_timer(105.0)) == []
+    assert reasons(claiming.handle_timer(105.1)) == [FailureReason.PEER_LOST]
+    claiming.reads_ended(200.0, 7, 0, 200.0)
+    assert claiming.reads_ended(200.0, 7, 1, 200.0)[-1] == Reusable(7)
+
+
 def test_nothing_is_owed_to_a_peer_whose_successor_never_came(claiming: FetchBook) -> None:
     claiming.peer_lost(100.1, ADDRESS, "gone")
     claiming.abort(100.2, 7)

@@ -311,8 +311,10 @@ class FetchBook:
     def _wake(self, now: float, number: int) -> Effects:
         fetch = self._fetches.get(number)
         renewals = None if fetch is None else fetch.renewals
-        if fetch is None or renewals is None:
+        if fetch is None or (renewals is None and not fetch.reading):
             return ()
+        if renewals is None:
+            return self._give_up(now, fetch, FailureReason.PEER_LOST, f"{fetch.address} was lost, its reads do not end")
         if fetch.state is FetchState.CLAIMING:
             return self._wait_for_answer(now, fetch)
         if now >= renewals.last_moment:
@@ -359,8 +361,8 @@ class FetchBook:
     def _lose(self, now: float, fetch: FetchEntry, text: str) -> Effects:
         if fetch.state is FetchState.CLAIMING and not fetch.moved:
             fetch.step(FetchEvent.PEER_CHANGED)
-            fetch.move()
-            self._timers.cancel(fetch.number)
+            fetch.move(now + self._timing.answer_seconds)
+            self._timers.set(fetch.number, fetch.answer_by)
             cancelled = (CancelReads(fetch.number),) if fetch.reading else ()
             return (*cancelled, WantPeer(fetch.address))
         if fetch.state in (FetchState.QUEUED, FetchState.AWAITING_PEER):

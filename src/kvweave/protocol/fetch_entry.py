@@ -65,9 +65,10 @@ class FetchEntry:
         self.reading = set(ranks)
         self.renewals = Renewals(now, lease_seconds, timing, self.asked)
 
-    def move(self) -> None:
-        """What was asked of the engine that is gone is over; reads of it may last."""
+    def move(self, reads_end_by: float) -> None:
+        """What was asked of the engine that is gone is over; reads of it may last, but not for ever."""
         self.moved = True
+        self.answer_by = reads_end_by
         self.again.clear()
         self.doubt = None
         if self.renewals is not None:
