@@ -121,20 +121,21 @@ def serve(engine: Any, answer: Callable[[Mapping[str, Any]], dict[str, Any]], ch
 
 
 class Channel:
-    """Lines of JSON to and from the load."""
+    """Lines of JSON to and from the load, in a file for each direction: a text file that is written forgets what it read."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._lines = connection.makefile("rw", encoding="utf-8")
+        self._questions = connection.makefile("r", encoding="utf-8")
+        self._answers = connection.makefile("w", encoding="utf-8")
         self._speaking = threading.Lock()
 
     def say(self, record: object) -> None:
         with self._speaking, suppress(OSError):
-            self._lines.write(json.dumps(record) + "\n")
-            self._lines.flush()
+            self._answers.write(json.dumps(record) + "\n")
+            self._answers.flush()
 
     def questions(self) -> Iterator[Mapping[str, Any]]:
         """Until the other end is closed."""
-        yield from map(json.loads, self._lines)
+        yield from map(json.loads, self._questions)
 
 
 def run(connection: socket.socket, side: str, address: str, lease_seconds: float, log: str) -> None:
