@@ -121,7 +121,7 @@ def serve(engine: Any, answer: Callable[[Mapping[str, Any]], dict[str, Any]], ch
 
 
 class Channel:
-    """Lines of JSON to and from the load, in a file for each direction: a text file that is written forgets what it read."""
+    """Lines of JSON to and from the load, one file for each direction: writing to it makes a text file forget."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._questions = connection.makefile("r", encoding="utf-8")
