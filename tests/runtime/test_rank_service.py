@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 import kvweave as kw
-from kvweave.protocol.effects import DropPeer, PostReads
+from kvweave.protocol.effects import DropPeer
 from kvweave.runtime.link_messages import Adopt, Attend, End, Ended, decode_event, encode_command
 from kvweave.runtime.local_channel import CoordinatorChannel
 from kvweave.runtime.polling import Activity
 from kvweave.runtime.rank_service import RankService
 from kvweave.transport.memory import MemoryNetwork, MemoryTransport
 from tests.runtime.memory import ATTENTION, EngineMemory
-from tests.runtime.pair import PATIENCE, wait_until
+from tests.runtime.pair import wait_until
 
 MEMORY = EngineMemory(kw.EngineLayout.build(ATTENTION, kw.ParallelConfig(), kw.CacheConfig(num_blocks=4)))
 
@@ -58,15 +58,6 @@ def test_an_adopted_rank_takes_commands(served: Served) -> None:
     served.callers["decode"].send(encode_command(DropPeer("nobody:1")))
     wait_until(lambda: served.service._thread._pollable._reader is not None)
     assert served.service.alive
-
-
-def test_whoever_waits_is_woken_once_when_a_coordinator_is_told_something(served: Served) -> None:
-    assert not served.service.wait(0)
-    served.callers["decode"].send(encode_command(Adopt(0, MEMORY.layout)))
-    served.callers["decode"].send(encode_command(PostReads(7, "nobody:1", {}, {}, 0, 1, 0)))
-    assert served.service.wait(PATIENCE)
-    wait_until(served.callers["decode"].receive)
-    assert not served.service.wait(0)
 
 
 def test_a_command_before_it_was_adopted_ends_it(served: Served) -> None:

@@ -6,7 +6,6 @@ layout of all ranks and therefore comes later.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,12 +48,6 @@ class RankService:
         self._rank.fences.append((fetch, ready))
         self._thread.wake()
 
-    def wait(self, seconds: float) -> bool:
-        """Waits, at most so long, until a coordinator was told something since the last wait; whether one was."""
-        told = self._rank.told.wait(seconds)
-        self._rank.told.clear()
-        return told
-
     @property
     def alive(self) -> bool:
         """Whether the rank can be read from and reads."""
@@ -75,7 +68,6 @@ class _Rank:
         self._transport = transport
         self._channels = channels
         self._clock = clock
-        self.told = threading.Event()
         self.fences: deque[tuple[int, Callable[[], bool]]] = deque()
         self._attended: set[WorkerChannel] = set()
         self._reader: tuple[WorkerChannel, DecodeWorker] | None = None
@@ -90,7 +82,6 @@ class _Rank:
             self._open_fences(reader)
             for event in reader.poll():
                 channel.send(encode_event(event))
-                self.told.set()
             if reader.busy:
                 return Activity.READING
         return Activity.SERVING if self._attended or self.fences else Activity.IDLE

@@ -38,12 +38,6 @@ def test_vllm_asks_the_scheduler_role_after_every_step_with_fetches_under_way() 
     assert worker.answer() is None
 
 
-def test_a_worker_without_tensors_waits_for_nothing() -> None:
-    worker = role()
-    worker.note(Finished(idle=True))
-    assert worker.take_results().finished_sending == set()
-
-
 def test_a_worker_without_tensors_ends_too() -> None:
     worker = role()
     worker.shutdown()

@@ -24,6 +24,7 @@ from typing import Any
 from kvweave.errors import KVWeaveError, LocalProtocolError, RemoteProtocolError
 from kvweave.integrations.vllm.block_ids import BlockIds
 from kvweave.integrations.vllm.params import mark_taken, names_offer
+from kvweave.integrations.vllm.pause import Pause
 from kvweave.integrations.vllm.prompts import is_of
 from kvweave.integrations.vllm.stats import TransferStats
 from kvweave.protocol.effects import FailureReason
@@ -60,9 +61,10 @@ class Loads:
     """All fetches of one engine's requests. One thread calls it; reports of the polling thread come by queues."""
 
     def __init__(
-        self, engine: DecodeEngine, block_ids: BlockIds, recompute_threshold: int, stats: TransferStats
+        self, engine: DecodeEngine, block_ids: BlockIds, recompute_threshold: int, stats: TransferStats, pause: Pause
     ) -> None:
         self._engine = engine
+        self._pause = pause
         self._block_ids = block_ids
         self._recompute_threshold = recompute_threshold
         self._stats = stats
@@ -196,10 +198,16 @@ class Loads:
             delivered = fetch.result()
             self._stats.add_transfer(delivered)
             self._delivered.append((request_id, delivered))
+            self._pause.end()
             return
         if fetch.failed.reason is not FailureReason.ABORTED:
             _warn(request_id, fetch.failed.reason.value, fetch.failed.text)
-        fetch.add_reusable_callback(lambda _: self._failed.append(request_id))
+        fetch.add_reusable_callback(lambda _: self._lose(request_id))
+
+    def _lose(self, request_id: str) -> None:
+        """On the polling thread: nothing writes any more into the blocks of a failed fetch."""
+        self._failed.append(request_id)
+        self._pause.end()
 
 
 def _warn(request_id: str, reason: str, text: object) -> None:

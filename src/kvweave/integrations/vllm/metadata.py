@@ -41,15 +41,13 @@ class Finished(KVConnectorMetadata):  # type: ignore[misc]
 
     ``released`` were offered and are read; ``failed`` could not be fetched and must be computed after all. ``zeroed``
     are numbers of fetches whose target blocks vLLM zeroes in this step, or another connector copies, before anything is
-    read into them. ``watched`` says that fetches are under way, which the workers answer by ``Heard``; ``idle`` that
-    nothing is computed in this step.
+    read into them. ``watched`` says that fetches are under way, which the workers answer by ``Heard``.
     """
 
     released: frozenset[str] = frozenset()
     failed: frozenset[str] = frozenset()
     zeroed: frozenset[int] = frozenset()
     watched: bool = False
-    idle: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from vllm.v1.request import RequestStatus
 from kvweave.errors import KVWeaveError
 from kvweave.integrations.vllm.block_ids import BlockIds
 from kvweave.integrations.vllm.params import asks_for_offer, nothing_offered
+from kvweave.integrations.vllm.pause import Pause
 from kvweave.integrations.vllm.prompts import sign_params
 from kvweave.runtime import OfferReference, PrefillEngine, Released
 
@@ -33,8 +34,9 @@ _DONE = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 class Offers:
     """All offers of one engine. One thread calls it; releases come from the polling thread by a queue."""
 
-    def __init__(self, engine: PrefillEngine, block_ids: BlockIds, kept_back: int) -> None:
+    def __init__(self, engine: PrefillEngine, block_ids: BlockIds, kept_back: int, pause: Pause) -> None:
         self._engine = engine
+        self._pause = pause
         self._block_ids = block_ids
         self._kept_back = kept_back
         self._cut: set[str] = set()
@@ -82,6 +84,7 @@ class Offers:
     def _hear(self, released: Released) -> None:
         """On the polling thread: an offer's blocks are free."""
         self._released.append(released.request_id)
+        self._pause.end()
 
     def _replace_sibling(self, reference: OfferReference) -> None:
         """Of several samples of one prompt (n > 1) the last one's params reach the client, so only it is kept."""

@@ -17,6 +17,7 @@ from kvweave.integrations.vllm.layout import refuse_configuration
 from kvweave.integrations.vllm.loads import Loads
 from kvweave.integrations.vllm.metadata import Finished, RankHandshake
 from kvweave.integrations.vllm.offers import Offers, kept_back
+from kvweave.integrations.vllm.pause import Pause
 from kvweave.integrations.vllm.prefix_cache import keep_unpublished
 from kvweave.integrations.vllm.settings import DECODE, PREFILL, Settings
 from kvweave.integrations.vllm.stats import KVWeaveStats, TransferStats
@@ -37,6 +38,7 @@ class SchedulerRole:
         self._groups = range(len(kv_cache_config.kv_cache_groups))
         self._block_ids = BlockIds.of(kv_cache_config)
         self._kept_back = kept_back(vllm_config, kv_cache_config)
+        self._pause = Pause(vllm_config.max_concurrent_batches)
         self._zeroing = bool(kv_cache_config.needs_kv_cache_zeroing)
         self._shared = False
         self._zeroed: set[int] = set()
@@ -63,10 +65,11 @@ class SchedulerRole:
         layout = join_ranks([rank.description for rank in ranks], name, self._fingerprint())
         if PREFILL in self._settings.roles:
             engine = self._open_prefill(layout, ranks)
-            self._offers = Offers(engine, self._block_ids, self._kept_back)
+            self._offers = Offers(engine, self._block_ids, self._kept_back, self._pause)
         if DECODE in self._settings.roles:
             reading = self._open_decode(layout, ranks)
-            self._loads = Loads(reading, self._block_ids, self._settings.recompute_threshold, self._stats)
+            threshold = self._settings.recompute_threshold
+            self._loads = Loads(reading, self._block_ids, threshold, self._stats, self._pause)
 
     def arrive(self, request: Any) -> None:
         """A new request."""
@@ -98,14 +101,17 @@ class SchedulerRole:
         return None if self._offers is None else self._offers.finish(request, block_ids)
 
     def take_finished(self, num_scheduled_tokens: int) -> Finished:
-        """What the workers are to report in a step that computes so many tokens."""
+        """What the workers are to report in a step that computes so many tokens.
+
+        What must be said at once to let a fetch begin waits for nothing.
+        """
+        if not self._zeroed:
+            self._pause.take(num_scheduled_tokens)
         released = frozenset() if self._offers is None else frozenset(self._offers.take_released())
         zeroed, self._zeroed = frozenset(self._zeroed), set()
-        idle = num_scheduled_tokens == 0 and not released
         if self._loads is None:
-            return Finished(released, idle=idle)
-        failed = self._loads.take_failed()
-        return Finished(released, failed, zeroed, self._loads.under_way, idle and not failed)
+            return Finished(released)
+        return Finished(released, self._loads.take_failed(), zeroed, self._loads.under_way)
 
     def take_loaded(self) -> frozenset[str]:
         """Requests whose load was delivered since; their blocks hold what was offered."""

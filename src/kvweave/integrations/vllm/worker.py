@@ -21,9 +21,6 @@ from kvweave.integrations.vllm.settings import Settings
 from kvweave.runtime.naming import TransportFactory
 from kvweave.runtime.rank_service import RankService, at_once
 
-IDLE_SECONDS = 0.002
-"""vLLM steps without a pause while a request waits for a transfer, at the cost of whoever carries that out."""
-
 
 class WorkerRole:
     """One rank of one engine."""
@@ -44,7 +41,7 @@ class WorkerRole:
         self._service: RankService | None = None
         self._on_host = True
         self._results = KVConnectorTransferResults()
-        self._watched = self._idle = False
+        self._watched = False
         self.handshake: RankHandshake | None = None
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
@@ -70,16 +67,14 @@ class WorkerRole:
         self._results.finished_sending |= finished.released
         self._results.finished_recving |= finished.failed
         self._results.failed_recving |= finished.failed
-        self._watched, self._idle = finished.watched, finished.idle
+        self._watched = finished.watched
 
     def answer(self) -> Heard | None:
         """What makes vLLM ask the scheduler role after this step; None when it waits for nothing."""
         return Heard() if self._watched else None
 
     def take_results(self) -> KVConnectorTransferResults:
-        """What vLLM is to hear, once. A step that computes nothing leaves the processor to our thread for a moment."""
-        if self._idle and self._service is not None:
-            self._service.wait(IDLE_SECONDS)
+        """What vLLM is to hear, once."""
         results, self._results = self._results, KVConnectorTransferResults()
         return results
 
