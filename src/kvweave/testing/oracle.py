@@ -157,8 +157,9 @@ def check_plan(plan: TransferPlan, request: Request, oracle: Oracle | None = Non
     """Every fault in the rows that ``plan`` gives for ``request``, over all target ranks."""
     described = {
         target: plan.descriptors(
-            target, request.source, request.target, request.num_tokens, request.start_token, request.salt
-        )
+            target, request.source, request.target, request.num_tokens, request.start_token, request.salt,
+            request.stripes,
+        )  # fmt: skip
         for target in plan.reads
     }
     return (oracle or Oracle(plan.prefill, plan.decode)).problems(request, described)
