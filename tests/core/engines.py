@@ -85,7 +85,13 @@ def fits(count: int, tp: int) -> bool:
 
 
 def request_between(
-    oracle: Oracle, num_tokens: int, start_token: int = 0, salt: int = 0, *, let_go: float = 1.0, spare: int = 0,
+    oracle: Oracle,
+    num_tokens: int,
+    start_token: int = 0,
+    salt: int = 0,
+    *,
+    let_go: float = 1.0,
+    spare: int = 0,
     stripes: int = 1,
 ) -> Request:
     """A request with blocks in random order on both sides."""

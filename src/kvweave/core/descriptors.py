@@ -69,7 +69,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class RequestDescriptors(Mapping[RankCoordinates, Rows]):
-    """One request's rows for one target rank, by source rank.
+    """One request's rows for one target rank, by source rank: in the order of ranks, in stripes in that of these.
 
     ``incomplete`` names, per target group, the blocks of which some wanted entries are not at the source.
     """
@@ -148,7 +148,8 @@ def describe_request(
             rows = request.rows(bundle, stripe)
             if len(rows):
                 parts[bundle.source.coordinates].append(rows)
-    rows_from = {source: _coalesce(_concatenate(parts[source])) for source in sorted(parts)}
+    sources = sorted(parts) if len(served) == 1 else parts
+    rows_from = {source: _coalesce(_concatenate(parts[source])) for source in sources}
     return RequestDescriptors(
         rows_from, {group: tuple(sorted(blocks)) for group, blocks in request.incomplete.items() if blocks}
     )
@@ -237,7 +238,7 @@ class _Request:
         return _Found(found, self._edges(target, first[wanted_here], first[kept], wanted.stop))
 
     def _edges(self, target: ReadEnd, here: Offsets, kept: Offsets, stop: int) -> Sequence[int]:
-        """Where stripes begin among the kept segments. That the target wants them ``here`` decides, not who has them."""
+        """Where stripes begin among the kept segments: what the target wants ``here`` decides, whoever has it."""
         if self._stripes == 1 or not len(here):
             return [0] * self._stripes + [len(kept)]
         edges = stripe_edges(Interval(int(here[0]), stop), _stretch(target), self._stripes)
