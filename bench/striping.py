@@ -32,7 +32,7 @@ from kvweave.version import __version__
 
 SCHEMA = "kvweave.bench.striping/1"
 ENGINES = 4
-CASES = {"large": 1, "small": 16}
+CASES = {"large": 1, "small": 8}
 """Into how many requests at once each engine's bytes are divided: one in stripes, or many that are each read whole."""
 AHEAD_SECONDS = 0.25
 
@@ -167,10 +167,8 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.striping", description=__doc__)
     parser.add_argument("--runs", type=int, default=3, help="of which the median counts (3)")
-    parser.add_argument(
-        "--blocks", type=int, default=16, help=f"of {BLOCK} tokens that each engine reads in a run (16)"
-    )
-    parser.add_argument("--megabits", type=int, default=200, help="a second of each prefill rank's link (200)")
+    parser.add_argument("--blocks", type=int, default=8, help=f"of {BLOCK} tokens that each engine reads in a run (8)")
+    parser.add_argument("--megabits", type=int, default=100, help="a second of each prefill rank's link (100)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args()
 
