@@ -126,6 +126,22 @@ def test_ranks_that_choose_at_once_begin_at_different_replicas() -> None:
     assert sorted(first) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("replicas", "ranks", "stripes"),
+    [(8, 2, 4), (4, 4, 1), (2, 4, 1), (4, 3, 4)],
+    ids=["fewer ranks", "as many ranks", "more ranks", "ranks that do not divide"],
+)
+def test_ranks_of_one_engine_share_the_replicas(replicas: int, ranks: int, stripes: int) -> None:
+    """One large request, which every rank of the engine wants: together they read from all replicas alike."""
+    plan, found = plan_of(prefill_tp=replicas, decode_tp=ranks), Counter[RankCoordinates]()
+    for number, rank in enumerate(plan.decode.ranks):
+        (read,) = plan.of(rank)
+        chosen = spread_of(plan, number).stripes(5, 0, tokens_of(2**40), {})
+        assert len(chosen) == stripes
+        found.update({choose(read, stripe.turn).coordinates: 12 // stripes for stripe in chosen})
+    assert len(found) == replicas and len(set(found.values())) == 1
+
+
 def test_what_one_source_has_alone_neither_stripes_nor_decides() -> None:
     model = model_of_groups({"heads": [heads_of(4, TOKEN_BYTES), MLAAttentionSpec(2)]})
     plan = plan_of(model)

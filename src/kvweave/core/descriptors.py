@@ -28,9 +28,8 @@ from kvweave.core.bundle import Bundle, BundleBook
 from kvweave.core.interval import Interval
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.read import Read, ReadEnd
-from kvweave.core.replicas import Salt
 from kvweave.core.runs import Offsets, Runs, joined
-from kvweave.core.stripes import Stripe, checked_stripes, stripe_edges
+from kvweave.core.stripes import Stripe, stripe_edges
 from kvweave.core.tokens import TokenShare, segments
 from kvweave.core.whole import LARGEST
 from kvweave.errors import BlockTableError
@@ -131,24 +130,22 @@ def describe_request(
     target_blocks: BlockTables,
     start_token: int,
     num_tokens: int,
-    salt: Salt,
-    stripes: int | Sequence[Stripe],
+    stripes: Sequence[Stripe],
 ) -> RequestDescriptors:
     """The rows of one request for one target rank; see ``TransferPlan.descriptors``."""
-    served = checked_stripes(salt, stripes, bundles.most_sources)
     request = _Request(
         name_tables("source", source_groups, source_blocks),
         name_tables("target", target_groups, target_blocks),
         _token_range(start_token, num_tokens),
-        served[0].count if served else 1,
+        stripes[0].count if stripes else 1,
     )
     parts: dict[RankCoordinates, list[Rows]] = defaultdict(list)
-    for stripe in served if num_tokens else ():
+    for stripe in stripes if num_tokens else ():
         for bundle in bundles.of(stripe.turn):
             rows = request.rows(bundle, stripe)
             if len(rows):
                 parts[bundle.source.coordinates].append(rows)
-    sources = sorted(parts) if len(served) == 1 else parts
+    sources = sorted(parts) if len(stripes) == 1 else parts
     rows_from = {source: _coalesce(_concatenate(parts[source])) for source in sources}
     return RequestDescriptors(
         rows_from, {group: tuple(sorted(blocks)) for group, blocks in request.incomplete.items() if blocks}

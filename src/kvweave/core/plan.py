@@ -30,7 +30,7 @@ from kvweave.core.layout import EngineLayout, Place, RankLayout, Shard
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.read import Read, ReadEnd
 from kvweave.core.replicas import Salt, choose
-from kvweave.core.stripes import Stripe
+from kvweave.core.stripes import Stripe, checked_stripes
 from kvweave.core.tokens import TokenShare, shared_runs
 from kvweave.core.verify import Progress, Report, verify_plan
 from kvweave.errors import IncompatibleLayouts, Mismatch, PlanError
@@ -92,9 +92,10 @@ class TransferPlan:
         ``stripes``. A sequence of ``Stripe`` gives the rows of these parts alone. Raises ``BlockTableError`` when
         tables and tokens do not fit the layouts.
         """
+        book = self._book(target)
         return describe_request(
-            self._book(target), self.prefill.group_names(), self.decode.group_names(), source_blocks, target_blocks,
-            start_token, num_tokens, salt, stripes,
+            book, self.prefill.group_names(), self.decode.group_names(), source_blocks, target_blocks,
+            start_token, num_tokens, checked_stripes(salt, stripes, book.most_sources),
         )  # fmt: skip
 
     def _book(self, target: RankLayout | RankCoordinates) -> BundleBook:

@@ -10,6 +10,9 @@ request's salt decides, so that ranks and engines that choose at the same time d
     5 MB                                   stripe   stripe     two neighbours with the least together
     40 MB                stripe   stripe   stripe   stripe     all, from tp2 on
 
+Ranks of one engine that want the same bytes share the replicas: of eight, two ranks use four each, and where there are
+as many ranks as replicas, each rank reads from one.
+
 Bytes are estimated from tokens: which of a window's blocks are null already is not looked at.
 """
 
@@ -46,7 +49,16 @@ class _Replicas:
 
     sources: tuple[RankCoordinates, ...]
     position: int
+    siblings: int
     entry_bytes: Mapping[TokenAxis | None, float]
+
+    @property
+    def most_stripes(self) -> int:
+        """How many sources one target should use, so that it and its siblings use all of them alike."""
+        count = len(self.sources)
+        if self.siblings % count == 0:
+            return 1
+        return count // self.siblings if count % self.siblings == 0 else count
 
     def nbytes(self, start_token: int, num_tokens: int) -> float:
         """About how many bytes of a request these reads move."""
@@ -66,9 +78,8 @@ class Spread:
 
     def __init__(self, reads: Iterable[Read]) -> None:
         self._replicas = tuple(_alike(read for read in reads if len(read.sources) > 1))
-        counts = {len(one.sources) for one in self._replicas}
-        self._most = min(max(counts, default=1), MOST_TURNS)
-        self._turns = min(lcm(*counts), MOST_TURNS)
+        self._most = min(max((one.most_stripes for one in self._replicas), default=1), MOST_TURNS)
+        self._turns = min(lcm(*(len(one.sources) for one in self._replicas)), MOST_TURNS)
 
     def stripes(
         self, salt: Salt, start_token: int, num_tokens: int, in_flight: Mapping[RankCoordinates, int]
@@ -90,14 +101,14 @@ class Spread:
 
 
 def _alike(reads: Iterable[Read]) -> Iterator[_Replicas]:
-    sizes: dict[tuple[tuple[RankCoordinates, ...], int], dict[TokenAxis | None, float]] = defaultdict(dict)
+    sizes: dict[tuple[tuple[RankCoordinates, ...], int, int], dict[TokenAxis | None, float]] = defaultdict(dict)
     for read in reads:
         sources = tuple(source.coordinates for source in read.sources)
-        kinds = sizes[sources, replica_position(read.ordinal, read.siblings, len(sources))]
-        kind = read.array.tokens
+        position = replica_position(read.ordinal, read.siblings, len(sources))
+        kinds, kind = sizes[sources, position, read.siblings], read.array.tokens
         share = 1.0 if kind is None else sum(run.share for run in read_runs(read))
         kinds[kind] = kinds.get(kind, 0.0) + share * read.entry_bytes * len(read.layers)
-    return (_Replicas(sources, position, kinds) for (sources, position), kinds in sizes.items())
+    return (_Replicas(*key, kinds) for key, kinds in sizes.items())
 
 
 def _entries(kind: TokenAxis | None, start_token: int, num_tokens: int) -> int:
