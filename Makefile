@@ -16,7 +16,7 @@ STEP := tools/step
 export KVWEAVE_PROMPT := $(value PROMPT)
 export PYTHONUNBUFFERED := 1
 
-.PHONY: environment help demo sweep test parity e2e e2e-core check static format-check lint types imports docs format fuzz soak soak-peers soak-vllm bench bench-load bench-vllm clean
+.PHONY: environment help demo sweep test parity e2e e2e-core check static format-check lint types imports docs format fuzz soak soak-peers soak-vllm bench bench-load bench-striping bench-vllm clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ soak-vllm: .venv-vllm/.e2e  ## A vLLM prefill server that is killed and restarte
 
 soak-peers: .venv/.test  ## A thousand peers that come and go: memory, open files, and who waits for whom
 	@$(BIN)/python -m tests.soak.peers $(ARGS)
+
+bench-striping: .venv/.test  ## All replicas against one, on a network of this machine (needs root and iproute2)
+	@$(BIN)/python -m bench.striping $(ARGS)
 
 bench-vllm: .venv-vllm/.e2e  ## Time to first token of the decode side beside NixlConnector's (ARGS="--rounds 3")
 	@$(VLLM_BIN)/python -m bench.vllm_latency $(ARGS)

@@ -85,12 +85,19 @@ def fits(count: int, tp: int) -> bool:
 
 
 def request_between(
-    oracle: Oracle, num_tokens: int, start_token: int = 0, salt: int = 0, *, let_go: float = 1.0, spare: int = 0
+    oracle: Oracle,
+    num_tokens: int,
+    start_token: int = 0,
+    salt: int = 0,
+    *,
+    let_go: float = 1.0,
+    spare: int = 0,
+    stripes: int = 1,
 ) -> Request:
     """A request with blocks in random order on both sides."""
     random = np.random.default_rng([num_tokens, start_token, salt])
     source, target = (block_tables(images, num_tokens, random, let_go=let_go, spare=spare) for images in oracle.images)
-    return Request(num_tokens, start_token, source, target, salt)
+    return Request(num_tokens, start_token, source, target, salt, stripes)
 
 
 def faults(prefill: EngineLayout, decode: EngineLayout, num_tokens: int = 20, start_token: int = 0) -> list[str]:

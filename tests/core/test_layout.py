@@ -210,3 +210,10 @@ def test_an_opaque_element_is_placed_whole() -> None:
     geometry = replace(SHARD.geometry, axis_strides=(300, 3), entry_stride=6, block_stride=700)
     shard = replace(SHARD, array=packed, geometry=geometry)
     assert shard.block_bytes == 3 + 3 + 15 * 6 + 300
+
+
+def test_a_group_has_as_many_blocks_as_its_smallest_rank() -> None:
+    smaller = replace(RANK, shards=tuple(replace(shard, num_blocks=5) for shard in RANK.shards))
+    layout = replace(LAYOUT, ranks=(smaller, *LAYOUT.ranks[1:]))
+    assert (dict(LAYOUT.num_blocks), dict(layout.num_blocks)) == ({"full": 8}, {"full": 5})
+    assert layout.group_names() == ("full",)

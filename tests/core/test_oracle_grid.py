@@ -175,6 +175,7 @@ AXES: dict[str, tuple[object, ...]] = {
     "prefix": (0.0, 0.1, 0.5, 1.0),
     "let_go": (0.0, 0.5, 1.0),
     "spare": (0, 2),
+    "stripes": (1, 2, 3, 4, 8),
 }  # fmt: skip
 MOST_TOKENS = 192
 
@@ -213,8 +214,9 @@ def prove(case: Case) -> None:
     assert layout_problems(prefill) == [] and layout_problems(decode) == [], case
     oracle, tokens = Oracle(prefill, decode), case["tokens"]
     request = request_between(
-        oracle, tokens, round(tokens * case["prefix"]), let_go=case["let_go"], spare=case["spare"]
-    )
+        oracle, tokens, round(tokens * case["prefix"]), let_go=case["let_go"], spare=case["spare"],
+        stripes=case["stripes"],
+    )  # fmt: skip
     assert check_plan(plan_transfer(prefill, decode), request, oracle) == [], case
 
 

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvweave.core.plan import plan_transfer
+from kvweave.core.parallel import RankCoordinates
+from kvweave.core.plan import TransferPlan, plan_transfer
 from kvweave.core.replicas import choose, others, replica_position, salt_number
 from kvweave.core.spec import MLAAttentionSpec
+from kvweave.core.stripes import Stripe, stripes_of
 from kvweave.errors import PlanError
 from tests.core.engines import engine, model_of
 
@@ -58,18 +60,29 @@ def test_a_read_is_served_by_one_of_its_sources() -> None:
     assert [choose(read, salt).coordinates.tp for salt in range(4)] == [2, 3, 0, 1]
 
 
+def latents(prefill_tp: int, decode_tp: int) -> TransferPlan:
+    model = model_of(MLAAttentionSpec(24))
+    return plan_transfer(engine(model, prefill_tp), engine(model, decode_tp))
+
+
 def test_what_failed_is_served_by_others_and_the_rest_is_left_alone() -> None:
-    plan = plan_transfer(engine(model_of(MLAAttentionSpec(24)), tp=4), engine(model_of(MLAAttentionSpec(24)), tp=2))
-    (reads,) = [plan.of(rank) for rank in plan.decode.ranks[:1]]
+    plan = latents(4, 2)
+    reads = plan.of(plan.decode.ranks[0])
     first = {choose(read, 5).coordinates for read in reads}
-    again = others(reads, 5, first)
+    again = others(reads, [Stripe(5)], first)
     assert again is not None
     assert [read for part in again.values() for read in part] == list(reads)
-    assert all(choose(read, salt).coordinates not in first for salt, part in again.items() for read in part)
-    assert others(reads, 5, set()) == {}
+    assert all(choose(read, stripe.turn).coordinates not in first for stripe, part in again.items() for read in part)
+    assert others(reads, [Stripe(5)], set()) == {}
+
+
+def test_what_failed_of_a_striped_request_is_served_by_others_in_the_same_stripes() -> None:
+    reads = latents(4, 1).of(RankCoordinates())
+    failed = {RankCoordinates(tp=0), RankCoordinates(tp=1)}
+    assert others(reads, stripes_of(5, 4), failed) == {Stripe(10, 3, 4): reads, Stripe(6, 0, 4): reads}
 
 
 def test_what_no_other_source_has_is_not_served_again() -> None:
-    plan = plan_transfer(engine(model_of(MLAAttentionSpec(24)), tp=2), engine(model_of(MLAAttentionSpec(24)), tp=2))
+    plan = latents(2, 2)
     reads = plan.of(plan.decode.ranks[0])
-    assert others(reads, 0, {source.coordinates for read in reads for source in read.sources}) is None
+    assert others(reads, stripes_of(0, 2), {source.coordinates for read in reads for source in read.sources}) is None

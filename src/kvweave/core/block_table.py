@@ -98,7 +98,7 @@ def name_tables(side: str, groups: Sequence[str], tables: BlockTables) -> dict[s
 def _is_flat(tables: object) -> bool:
     if isinstance(tables, np.ndarray):
         return tables.ndim == 1
-    return isinstance(tables, Sequence) and not any(isinstance(block, Sequence | np.ndarray) for block in tables)
+    return isinstance(tables, Sequence) and not (len(tables) and isinstance(tables[0], Sequence | np.ndarray))
 
 
 def _ids(side: str, group: str, table: object) -> npt.NDArray[np.int64]:

@@ -49,6 +49,7 @@ class BundleBook:
         self._reads = reads
         self._period = lcm(*{len(read.sources) for read in reads})
         self._bundles: dict[int, tuple[Bundle, ...]] = {}
+        self.most_sources = max((len(read.sources) for read in reads), default=1)
 
     def of(self, salt: Salt) -> tuple[Bundle, ...]:
         """The bundles of a request of that salt."""

@@ -3,7 +3,8 @@
 Everything along the token axis is matched by position. The wanted entries are cut where either side's memory breaks
 (block, kernel block, dcp turn); each segment has one address on each side. Neighbours that continue on both sides are
 merged before the rows are repeated for every layer, and once more at the end, so contiguous blocks cost a handful of
-rows whatever the number of tokens.
+rows whatever the number of tokens. A request in stripes (``stripes.py``) has the same segments; they are dealt out to
+several turns of the replicas' rotation.
 
 What is wanted of a windowed or chunked group is what the target's non-null, not yet cached blocks cover. Of that, the
 part that the next token looks at must be there on both sides; what lies further back is copied where the source still
@@ -27,8 +28,8 @@ from kvweave.core.bundle import Bundle, BundleBook
 from kvweave.core.interval import Interval
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.read import Read, ReadEnd
-from kvweave.core.replicas import Salt
 from kvweave.core.runs import Offsets, Runs, joined
+from kvweave.core.stripes import Stripe, stripe_edges
 from kvweave.core.tokens import TokenShare, segments
 from kvweave.core.whole import LARGEST
 from kvweave.errors import BlockTableError
@@ -67,7 +68,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class RequestDescriptors(Mapping[RankCoordinates, Rows]):
-    """One request's rows for one target rank, by source rank.
+    """One request's rows for one target rank, by source rank: in the order of ranks, in stripes in that of these.
 
     ``incomplete`` names, per target group, the blocks of which some wanted entries are not at the source.
     """
@@ -105,9 +106,20 @@ class _Segments(NamedTuple):
     target: Offsets
     entries: Offsets
 
-    def of(self, chosen: npt.NDArray[np.bool_]) -> _Segments:
+    def of(self, chosen: npt.NDArray[np.bool_] | slice) -> _Segments:
         """Some of them."""
         return _Segments(*(column[chosen] for column in self))
+
+
+class _Found(NamedTuple):
+    """The segments of a request, and where each stripe's begin and end among them."""
+
+    segments: _Segments
+    edges: Sequence[int]
+
+    def of(self, stripe: Stripe) -> _Segments:
+        """Those of one stripe."""
+        return self.segments.of(slice(self.edges[stripe.number], self.edges[stripe.number + 1]))
 
 
 def describe_request(
@@ -118,20 +130,23 @@ def describe_request(
     target_blocks: BlockTables,
     start_token: int,
     num_tokens: int,
-    salt: Salt,
+    stripes: Sequence[Stripe],
 ) -> RequestDescriptors:
     """The rows of one request for one target rank; see ``TransferPlan.descriptors``."""
     request = _Request(
         name_tables("source", source_groups, source_blocks),
         name_tables("target", target_groups, target_blocks),
         _token_range(start_token, num_tokens),
+        stripes[0].count if stripes else 1,
     )
     parts: dict[RankCoordinates, list[Rows]] = defaultdict(list)
-    for bundle in bundles.of(salt) if num_tokens else ():
-        rows = request.rows(bundle)
-        if len(rows):
-            parts[bundle.source.coordinates].append(rows)
-    rows_from = {source: _coalesce(_concatenate(parts[source])) for source in sorted(parts)}
+    for stripe in stripes if num_tokens else ():
+        for bundle in bundles.of(stripe.turn):
+            rows = request.rows(bundle, stripe)
+            if len(rows):
+                parts[bundle.source.coordinates].append(rows)
+    sources = sorted(parts) if len(stripes) == 1 else parts
+    rows_from = {source: _coalesce(_concatenate(parts[source])) for source in sources}
     return RequestDescriptors(
         rows_from, {group: tuple(sorted(blocks)) for group, blocks in request.incomplete.items() if blocks}
     )
@@ -157,43 +172,45 @@ class _Request:
         source_tables: Mapping[str, BlockTable],
         target_tables: Mapping[str, BlockTable],
         lacking: Interval,
+        stripes: int,
     ) -> None:
         self._source_tables = source_tables
         self._target_tables = target_tables
         self._lacking = lacking
-        self._segments: dict[object, _Segments] = {}
+        self._stripes = stripes
+        self._found: dict[object, _Found] = {}
         self.incomplete: dict[str, set[int]] = defaultdict(set)
 
-    def rows(self, bundle: Bundle) -> Rows:
-        """The rows of one bundle, for all layers."""
-        found = self._cached_segments(bundle.read, bundle.source)
-        pieces = len(bundle.runs.source) * (len(found.entries) if bundle.entries_join else int(found.entries.sum()))
+    def rows(self, bundle: Bundle, stripe: Stripe) -> Rows:
+        """The rows of one bundle in one stripe, for all layers."""
+        found = self._cached(bundle.read, bundle.source)
+        entries = found.segments.entries
+        pieces = len(bundle.runs.source) * (len(entries) if bundle.entries_join else int(entries.sum()))
         if pieces * len(bundle.read.layers) > MOST_ROWS:
             raise BlockTableError(
                 f"tokens: {self._lacking} fall into {pieces * len(bundle.read.layers)} pieces from rank "
                 f"{bundle.source.coordinates}, at most {MOST_ROWS} are moved; choose memory orders that keep more "
                 "bytes together on both sides"
             )
-        return _for_layers(_runs(found, bundle).merged(), bundle)
+        return _for_layers(_runs(found.of(stripe), bundle).merged(), bundle)
 
-    def _cached_segments(self, read: Read, source: ReadEnd) -> _Segments:
+    def _cached(self, read: Read, source: ReadEnd) -> _Found:
         target = read.target
         key = (read.array.tokens, source.placement, target.placement)
-        if key not in self._segments:
+        if key not in self._found:
             tokens = read.array.tokens
-            self._segments[key] = (
-                self._state(source, target) if tokens is None else self._entries(tokens, source, target)
-            )
-        return self._segments[key]
+            self._found[key] = self._state(source, target) if tokens is None else self._entries(tokens, source, target)
+        return self._found[key]
 
-    def _state(self, source: ReadEnd, target: ReadEnd) -> _Segments:
+    def _state(self, source: ReadEnd, target: ReadEnd) -> _Found:
         blocks = [
             tables[end.group].running_block(end.scratch_blocks, end.num_blocks) * end.geometry.block_stride
             for tables, end in ((self._source_tables, source), (self._target_tables, target))
         ]
-        return _Segments(*(np.array([value], dtype=np.int64) for value in (*blocks, 1)))
+        state = _Segments(*(np.array([value], dtype=np.int64) for value in (*blocks, 1)))
+        return _Found(state, [0] + [1] * self._stripes)
 
-    def _entries(self, tokens: TokenAxis, source: ReadEnd, target: ReadEnd) -> _Segments:
+    def _entries(self, tokens: TokenAxis, source: ReadEnd, target: ReadEnd) -> _Found:
         rate = tokens.tokens_per_entry
         wanted = Interval(self._lacking.start // rate, self._lacking.stop // rate)
         source_table, target_table = self._source_tables[source.group], self._target_tables[target.group]
@@ -214,7 +231,16 @@ class _Request:
         wanted_here, there = target_block != NULL_BLOCK, source_block != NULL_BLOCK
         self.incomplete[target.group].update(np.unique(target_block[wanted_here & ~there]).tolist())
         kept = wanted_here & there
-        return _Segments(source_offsets[kept], target_offsets[kept], lengths[kept])
+        found = _Segments(source_offsets[kept], target_offsets[kept], lengths[kept])
+        return _Found(found, self._edges(target, first[wanted_here], first[kept], wanted.stop))
+
+    def _edges(self, target: ReadEnd, here: Offsets, kept: Offsets, stop: int) -> Sequence[int]:
+        """Where stripes begin among the kept segments: what the target wants ``here`` decides, whoever has it."""
+        if self._stripes == 1 or not len(here):
+            return [0] * self._stripes + [len(kept)]
+        edges = stripe_edges(Interval(int(here[0]), stop), _stretch(target), self._stripes)
+        found: list[int] = np.searchsorted(kept, edges).tolist()
+        return found
 
 
 def _stretch(end: ReadEnd) -> int:

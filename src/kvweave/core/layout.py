@@ -14,7 +14,7 @@ share one ``Shard`` and differ in their ``Place`` alone, so a description does n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -277,7 +277,16 @@ class EngineLayout:
 
     def group_names(self) -> tuple[str, ...]:
         """The names of all block tables, in the order in which the ranks mention them."""
-        return tuple(dict.fromkeys(shard.group for rank in self.ranks for shard in rank.shards))
+        return tuple(self.num_blocks)
+
+    @cached_property
+    def num_blocks(self) -> Mapping[str, int]:
+        """How many blocks of each group every rank has."""
+        found: dict[str, int] = {}
+        for rank in self.ranks:
+            for shard in rank.shards:
+                found[shard.group] = min(found.get(shard.group, shard.num_blocks), shard.num_blocks)
+        return found
 
     def _check_arrays(self) -> None:
         """Each array is one of the model's, and described alike on all ranks."""

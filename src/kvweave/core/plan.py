@@ -30,6 +30,7 @@ from kvweave.core.layout import EngineLayout, Place, RankLayout, Shard
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.read import Read, ReadEnd
 from kvweave.core.replicas import Salt, choose
+from kvweave.core.stripes import Stripe, checked_stripes
 from kvweave.core.tokens import TokenShare, shared_runs
 from kvweave.core.verify import Progress, Report, verify_plan
 from kvweave.errors import IncompatibleLayouts, Mismatch, PlanError
@@ -78,6 +79,7 @@ class TransferPlan:
         num_tokens: int,
         start_token: int = 0,
         salt: Salt = 0,
+        stripes: int | Sequence[Stripe] = 1,
     ) -> RequestDescriptors:
         """The rows of one request for one target rank: a mapping from source rank to its rows.
 
@@ -85,11 +87,15 @@ class TransferPlan:
         ``start_token`` how many of them the target already holds. Tables give logical block ids, per group: a mapping
         by group name or one table per group in the order of ``group_names()``; with a single group the table alone.
         ``NULL_BLOCK`` (-1) stands where a window has no block. ``salt`` (an int that counts requests, or any text)
-        chooses among replicas. Raises ``BlockTableError`` when tables and tokens do not fit the layouts.
+        chooses among replicas; with several ``stripes`` as many replicas serve a part of the tokens each, from the one
+        that ``salt`` chooses on, at most as many as there are. The bytes are the same whatever ``salt`` and
+        ``stripes``. A sequence of ``Stripe`` gives the rows of these parts alone. Raises ``BlockTableError`` when
+        tables and tokens do not fit the layouts.
         """
+        book = self._book(target)
         return describe_request(
-            self._book(target), self.prefill.group_names(), self.decode.group_names(), source_blocks, target_blocks,
-            start_token, num_tokens, salt,
+            book, self.prefill.group_names(), self.decode.group_names(), source_blocks, target_blocks,
+            start_token, num_tokens, checked_stripes(salt, stripes, book.most_sources),
         )  # fmt: skip
 
     def _book(self, target: RankLayout | RankCoordinates) -> BundleBook:

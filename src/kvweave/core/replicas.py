@@ -2,8 +2,9 @@
 
 The target ranks that want the same bytes start evenly spread over the replicas (``ordinal * replicas // siblings``, the
 rank that follows from the TP ratio), and each request moves all of them on by its salt. A salt that counts requests is
-a rotation, so the replicas of a peer are read equally often; the choice is made once per request, not per rank. What a
-source fails to serve is read again from another one.
+a rotation, so the replicas of a peer are read equally often. Large requests are served by several turns of it at once
+(``stripes.py``), small ones by the turn that is loaded least (``spread.py``). What a source fails to serve is read
+again from another one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from kvweave.errors import PlanError
 if TYPE_CHECKING:
     from kvweave.core.parallel import RankCoordinates
     from kvweave.core.read import Read, ReadEnd
+    from kvweave.core.stripes import Stripe
 
 Salt = int | str
 """A number that counts requests, or any text. Text that ends in a number counts by it: ``request-7``, ``request-8``."""
@@ -29,22 +31,25 @@ def choose(read: Read, salt: Salt = 0) -> ReadEnd:
     return read.sources[replica_position(read.ordinal, read.siblings, count, salt)]
 
 
-def others(reads: Iterable[Read], salt: Salt, failed: Container[RankCoordinates]) -> dict[int, tuple[Read, ...]] | None:
-    """The reads that failed sources served at ``salt``, by a salt at which another source serves them.
+def others(
+    reads: Iterable[Read], served: Iterable[Stripe], failed: Container[RankCoordinates]
+) -> dict[Stripe, tuple[Read, ...]] | None:
+    """The reads that failed sources served in these stripes, by the stripe at a turn at which another source serves it.
 
     None when one of them has no other source.
     """
-    first = salt_number(salt)
-    found: dict[int, list[Read]] = {}
-    for read in reads:
-        if choose(read, salt).coordinates not in failed:
-            continue
-        turns = range(first + 1, first + len(read.sources))
-        turn = next((turn for turn in turns if choose(read, turn).coordinates not in failed), None)
-        if turn is None:
-            return None
-        found.setdefault(turn, []).append(read)
-    return {turn: tuple(members) for turn, members in found.items()}
+    reads = tuple(reads)
+    found: dict[Stripe, list[Read]] = {}
+    for stripe in served:
+        for read in reads:
+            if choose(read, stripe.turn).coordinates not in failed:
+                continue
+            turns = range(stripe.turn + 1, stripe.turn + len(read.sources))
+            turn = next((turn for turn in turns if choose(read, turn).coordinates not in failed), None)
+            if turn is None:
+                return None
+            found.setdefault(stripe.at(turn), []).append(read)
+    return {stripe: tuple(members) for stripe, members in found.items()}
 
 
 def replica_position(ordinal: int, siblings: int, count: int, salt: Salt = 0) -> int:

@@ -73,13 +73,14 @@ class Report:
 
 
 class _Sample(NamedTuple):
-    """One request: valid tokens, tokens the target has, a table per group on both sides, and its salt."""
+    """One request: valid tokens, tokens the target has, a table per group on both sides, its salt and stripes."""
 
     num_tokens: int
     start_token: int
     source: Tables
     target: Tables
     salt: int
+    stripes: int
 
 
 class _Proof:
@@ -97,7 +98,7 @@ class _Proof:
         sample, layout = self._sample, self._plan.decode.at(target)
         try:
             described = self._plan.descriptors(
-                target, sample.source, sample.target, sample.num_tokens, sample.start_token, sample.salt
+                target, sample.source, sample.target, sample.num_tokens, sample.start_token, sample.salt, sample.stripes
             )
         except BlockTableError as unfit:
             return Report(problems=(f"{target}: no rows for tables that fit both layouts: {unfit}",))
@@ -146,17 +147,19 @@ def _sample_tokens(plan: TransferPlan, num_tokens: int | None) -> int:
 
 
 def _samples(plan: TransferPlan, num_tokens: int) -> Iterator[tuple[TransferPlan, _Sample]]:
-    """A whole request and one with a prefix hit; then short ones, until each rank that may serve has served.
+    """A whole request and one with a prefix hit, this one in as many stripes as there are replicas; then short ones,
+    until each rank that may serve has served.
 
     The short ones are of those parts alone that have not been read from all their replicas.
     """
     random = np.random.default_rng(_SEED)
     turns = _turns(plan)
+    replicas = max((len(read.sources) for reads in plan.reads.values() for read in reads), default=1)
     for salt in range(max(2, *turns.values()) if turns else 2):
         tokens, start = (num_tokens, salt * (num_tokens // 3)) if salt < 2 else (min(num_tokens, _SHORT_TOKENS), 0)
         part = plan if salt < 2 else _only({name for name, needed in turns.items() if needed > salt}, plan)
         tables = [sample_tables(layout, tokens, random) for layout in (part.prefill, part.decode)]
-        yield part, _Sample(tokens, start, tables[0], tables[1], salt)
+        yield part, _Sample(tokens, start, tables[0], tables[1], salt, replicas if salt == 1 else 1)
 
 
 def _turns(plan: TransferPlan) -> dict[str, int]:

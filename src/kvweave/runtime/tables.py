@@ -11,7 +11,7 @@ def checked_tables(side: str, layout: EngineLayout, blocks: BlockTables) -> dict
     """The tables by group as plain numbers; raises ``BlockTableError`` for a wrong group or an id out of range."""
     tables: dict[str, tuple[int, ...]] = {}
     for group, table in name_tables(side, layout.group_names(), blocks).items():
-        limit = min(shard.num_blocks for rank in layout.ranks for shard in rank.shards if shard.group == group)
+        limit = layout.num_blocks[group]
         wrong = table.blocks[(table.blocks < NULL_BLOCK) | (table.blocks >= limit)]
         if len(wrong):
             raise BlockTableError(f"{side} blocks, group {group}: block {wrong[0]} is not below num_blocks {limit}")

@@ -17,6 +17,8 @@ from kvweave.core.parallel import RankCoordinates
 from kvweave.core.plan import TransferPlan, plan_transfer
 from kvweave.core.read import Read
 from kvweave.core.replicas import others
+from kvweave.core.spread import Spread
+from kvweave.core.stripes import Stripe
 from kvweave.errors import BlockTableError, IncompatibleLayouts, KVWeaveError, TransportError, TransportErrorKind
 from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads, RetryReads
 from kvweave.runtime.checksums import ChecksumBook
@@ -30,6 +32,7 @@ from kvweave.runtime.events import (
     WorkerCommand,
     WorkerEvent,
 )
+from kvweave.runtime.in_flight import InFlight
 from kvweave.runtime.memory_kinds import MemoryKinds, split_by_kind
 from kvweave.transport.base import ReadHandle, ReadState, Transport
 from kvweave.transport.rows import ReadRows
@@ -68,6 +71,7 @@ class PrefillWorker:
 class _Peer:
     attempt: int
     plan: TransferPlan
+    spread: Spread
     padding: int
     agents: dict[RankCoordinates, str]
     connecting: list[ReadHandle]
@@ -81,6 +85,7 @@ class _Reads:
     statistics: ReadStatistics = field(default_factory=ReadStatistics)
     failed: bool = False
     command: PostReads | None = None
+    stripes: tuple[Stripe, ...] = ()
     failed_agents: set[str] = field(default_factory=set)
     rows: list[tuple[RankCoordinates, ReadRows]] = field(default_factory=list)
 
@@ -113,6 +118,7 @@ class DecodeWorker:
         self._fenced: dict[int, PostReads] = {}
         self._allowed: dict[int, None] = {}
         self._failed: dict[int, _Reads] = {}
+        self._in_flight = InFlight()
         self._events: list[WorkerEvent] = []
         if not registered:
             transport.register(self._own.regions)
@@ -150,6 +156,7 @@ class DecodeWorker:
     def poll(self) -> list[WorkerEvent]:
         """Moves bytes, and tells what has ended since."""
         self._transport.progress()
+        self._in_flight.settle()
         for address in [address for address, peer in self._peers.items() if peer.connecting]:
             self._look_at_peer(address, self._peers[address])
         for fetch in list(self._reads):
@@ -182,9 +189,9 @@ class DecodeWorker:
         else:
             agents = {source: handle.peer for source, handle in handles.items()}
             memories = {source: MemoryKinds.of(command.layout.at(source)) for source in handles}
-            padding = padding_tokens(plan.of(self._own))
+            reads = plan.of(self._own)
             self._peers[command.address] = _Peer(
-                command.attempt, plan, padding, agents, list(handles.values()), memories
+                command.attempt, plan, Spread(reads), padding_tokens(reads), agents, list(handles.values()), memories
             )
             if not handles:
                 self._events.append(Connected(command.address, command.attempt, self._rank))
@@ -229,8 +236,9 @@ class DecodeWorker:
         if peer is None:
             self._fail(command.fetch, FailureReason.PEER_LOST, f"{command.address} is not connected")
             return
+        reads.stripes = self._spread(peer, command)
         try:
-            descriptors = self._rows(peer, command)
+            descriptors = self._rows(peer, command, reads.stripes)
             self._read(peer, reads, descriptors)
         except BlockTableError as error:
             self._fail(command.fetch, FailureReason.BLOCK_TABLES, str(error))
@@ -248,13 +256,20 @@ class DecodeWorker:
         ]
         for source, part in parts:
             reads.handles.append(self._transport.read(peer.agents[source], part))
+            self._in_flight.add(reads.handles[-1], part.total_bytes)
         if self.checks is not None:
             reads.rows += parts
 
-    def _rows(self, peer: _Peer, command: PostReads) -> RequestDescriptors:
+    def _spread(self, peer: _Peer, command: PostReads) -> tuple[Stripe, ...]:
+        """From which replicas a request is read: from those that are loaded least, and a large one from several."""
+        loads = ((source, self._in_flight.of(agent)) for source, agent in peer.agents.items())
+        in_flight = {source: nbytes for source, nbytes in loads if nbytes}
+        return peer.spread.stripes(command.salt, command.start_token, command.num_tokens, in_flight)
+
+    def _rows(self, peer: _Peer, command: PostReads, stripes: tuple[Stripe, ...]) -> RequestDescriptors:
         return peer.plan.descriptors(
             self._own, command.source_tables, command.target_tables,
-            padded(command.num_tokens, command.start_token, peer.padding), command.start_token, command.salt,
+            padded(command.num_tokens, command.start_token, peer.padding), command.start_token, stripes=stripes,
         )  # fmt: skip
 
     def _look_at_reads(self, fetch: int, reads: _Reads) -> None:
@@ -301,27 +316,27 @@ class DecodeWorker:
         self._reads[fetch].failed = True
         self._events.append(ReadFailed(fetch, self._rank, reason, text, error, elsewhere))
 
-    def _elsewhere(self, reads: _Reads) -> dict[int, tuple[Read, ...]]:
-        """What failed, by the salt at which other replicas serve it; nothing when a part of it has none."""
+    def _elsewhere(self, reads: _Reads) -> dict[Stripe, tuple[Read, ...]]:
+        """What failed, by the stripes in which other replicas serve it; nothing when a part of it has none."""
         peer = self._peers.get(reads.command.address) if reads.command else None
         if reads.command is None or peer is None:
             return {}
-        return others(peer.plan.of(self._own), reads.command.salt, _sources(peer, reads.failed_agents)) or {}
+        return others(peer.plan.of(self._own), reads.stripes, _sources(peer, reads.failed_agents)) or {}
 
     def _retry(self, fetch: int) -> None:
         """Reads once more what failed, from other replicas."""
         reads = self._reads[fetch] = self._failed.pop(fetch, _Reads(self._clock()))
         reads.handles, reads.failed = [], False
-        turns = self._elsewhere(reads)
-        if reads.command is None or not turns:
+        parts = self._elsewhere(reads)
+        if reads.command is None or not parts:
             self._fail(fetch, FailureReason.READ_FAILED, "no other replica has what could not be read")
             return
         peer = self._peers[reads.command.address]
         failed = _sources(peer, reads.failed_agents)
         reads.rows = [(source, part) for source, part in reads.rows if source not in failed]
         again = [
-            self._rows(replace(peer, plan=_only(peer.plan, self._own, part)), replace(reads.command, salt=salt))
-            for salt, part in turns.items()
+            self._rows(replace(peer, plan=_only(peer.plan, self._own, part)), reads.command, (stripe,))
+            for stripe, part in parts.items()
         ]
         try:
             for rows in again:

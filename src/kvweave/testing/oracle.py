@@ -155,11 +155,9 @@ class Oracle:
 
 def check_plan(plan: TransferPlan, request: Request, oracle: Oracle | None = None) -> list[str]:
     """Every fault in the rows that ``plan`` gives for ``request``, over all target ranks."""
+    tables, tokens = (request.source, request.target), (request.num_tokens, request.start_token)
     described = {
-        target: plan.descriptors(
-            target, request.source, request.target, request.num_tokens, request.start_token, request.salt
-        )
-        for target in plan.reads
+        target: plan.descriptors(target, *tables, *tokens, request.salt, request.stripes) for target in plan.reads
     }
     return (oracle or Oracle(plan.prefill, plan.decode)).problems(request, described)
 

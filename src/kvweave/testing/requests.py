@@ -19,13 +19,17 @@ Table = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """``num_tokens`` valid at the source, ``start_token`` of them at the target already, a table per group and side."""
+    """``num_tokens`` valid at the source, ``start_token`` of them at the target already, a table per group and side.
+
+    ``salt`` and ``stripes`` say which replicas serve it, and in how many parts.
+    """
 
     num_tokens: int
     start_token: int = 0
     source: Mapping[str, Table] = field(default_factory=dict)
     target: Mapping[str, Table] = field(default_factory=dict)
     salt: int | str = 0
+    stripes: int = 1
 
 
 def images_of(layout: EngineLayout) -> list[RankImage]:

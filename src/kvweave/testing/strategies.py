@@ -171,4 +171,5 @@ def transfers(draw: st.DrawFn) -> Transfer:
         block_tables(images, num_tokens, random, let_go=draw(st.sampled_from((0.0, 0.5, 1.0))), spare=2)
         for images in oracle.images
     )
-    return Transfer(prefill, decode, oracle, Request(num_tokens, start_token, source, target, draw(st.integers(0, 20))))
+    salt, stripes = draw(st.integers(0, 20)), draw(st.integers(1, 6))
+    return Transfer(prefill, decode, oracle, Request(num_tokens, start_token, source, target, salt, stripes))
