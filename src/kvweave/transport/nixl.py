@@ -53,6 +53,9 @@ from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
 from kvweave.transport.rows import UInt64Array, single
 
 MOST_POSTED_PIECES = 2
+MOST_ROUND_BYTES = 4 * MOST_POST_BYTES
+"""What one ``progress()`` posts. About as long as a post of the most rows takes here, and long enough that the rounds of a
+large read, of some tenths of a millisecond each, are a few hundredths of it."""
 PROBE_SLOTS = 4_096
 
 _KINDS: dict[type[Exception], TransportErrorKind] = {
@@ -269,19 +272,21 @@ class NixlTransport:
             self._drop_peer(probe.peer, error)
 
     def _post_next(self) -> None:
-        """Posts one piece of each read that may post, as far as all together are no more than one full piece, and puts
-        these reads last.
+        """Posts a piece of one read after the other that may post, as far as all together are no more than a round
+        takes, and puts these reads last.
         """
-        nbytes, num_rows = 0, 0
-        for _ in range(len(self._reads)):
+        nbytes, num_rows, passed = 0, 0, 0
+        while passed < len(self._reads):
             read = self._reads[0]
+            passed += 1
             if self._may_post(read):
                 rows = read.waiting[0]
                 nbytes, num_rows = nbytes + rows.total_bytes, num_rows + len(rows)
-                if num_rows > len(rows) and (nbytes > MOST_POST_BYTES or num_rows > MOST_POST_ROWS):
+                if num_rows > len(rows) and (nbytes > MOST_ROUND_BYTES or num_rows > MOST_POST_ROWS):
                     return
                 self._post(read, read.waiting.popleft())
                 self._collect(read)
+                passed = 0
             self._reads.rotate(-1)
 
     def _may_post(self, read: PiecewiseRead) -> bool:
