@@ -18,6 +18,7 @@ from kvweave.benchmarks.memory import GROUP, CacheShape, consecutive
 from kvweave.benchmarks.pair import Fetcher, Pair
 from kvweave.benchmarks.report import Bound, Limit, Line, Value
 from kvweave.benchmarks.source import Source
+from kvweave.runtime import Fetch
 
 PIECE_BYTES = 16 << 10
 AT_ONCE = 2
@@ -62,19 +63,20 @@ def _loop(ours: Fetcher, blocks: int, requests: int) -> tuple[float, Sequence[fl
     """Seconds of the whole loop and of each request, its reference in hand before the loop begins."""
     places = [consecutive(blocks, place * blocks) for place in range(AT_ONCE)]
     references = [ours.offer(places[number % AT_ONCE]) for number in range(requests)]
-    ended: queue.SimpleQueue[tuple[int, float, float]] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[tuple[int, float, float, Fetch]] = queue.SimpleQueue()
 
     def begin(place: int) -> None:
         began = time.perf_counter()
         fetch = ours.engine.fetch(references.pop(), {GROUP: places[place]})
-        fetch.add_done_callback(lambda done: (done.result(0), ended.put((place, began, time.perf_counter()))))
+        fetch.add_done_callback(lambda done: ended.put((place, began, time.perf_counter(), done)))
 
     started = time.perf_counter()
     for place in range(AT_ONCE):
         begin(place)
     took = []
     for _ in range(requests):
-        place, began, now = ended.get(timeout=_PATIENCE_SECONDS)
+        place, began, now, fetch = ended.get(timeout=_PATIENCE_SECONDS)
+        fetch.result(0)
         took.append(now - began)
         if references:
             begin(place)

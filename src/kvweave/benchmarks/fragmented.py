@@ -14,6 +14,7 @@ from statistics import median
 from kvweave.benchmarks.effort import Effort, in_turns
 from kvweave.benchmarks.memory import CacheShape, scattered
 from kvweave.benchmarks.pair import Fetcher, Pair
+from kvweave.benchmarks.raw_nixl import Kind
 from kvweave.benchmarks.report import Bound, Limit, Line, Value
 from kvweave.benchmarks.source import Source
 from kvweave.benchmarks.ways import Way, ways
@@ -57,7 +58,7 @@ def _measure(pair: Pair, case: _Case, effort: Effort) -> Seconds:
     """Seconds of each way and of the incumbent."""
     pool = pair.shape.num_blocks
     tables = scattered(pool, case.blocks, seed=1), scattered(pool, case.blocks, seed=2)
-    found: dict[str, list[float]] = {"incumbent": []}
+    found: dict[str, list[float]] = {}
     with ExitStack() as stack:
         fetchers: dict[Way, Fetcher] = {way: stack.enter_context(pair.engine(way)) for way in ways()}
         for fetcher in fetchers.values():
@@ -67,17 +68,19 @@ def _measure(pair: Pair, case: _Case, effort: Effort) -> Seconds:
         for _ in range(effort.openings):
             for name, seconds in in_turns(contenders, READS_A_ROUND).items():
                 found.setdefault(name, []).extend(seconds)
-            with pair.incumbent() as incumbent:
-                found["incumbent"] += [incumbent.read(*tables) for _ in range(READS_A_ROUND)]
-            pair.require_delivered(*tables)
+            for kind in (Kind.INCUMBENT, Kind.SINGLE):
+                with pair.incumbent(kind) as incumbent:
+                    found.setdefault(kind, []).extend(incumbent.read(*tables) for _ in range(READS_A_ROUND))
+                pair.require_delivered(*tables)
     return found
 
 
 def _lines(case: _Case, seconds: Seconds) -> Iterator[Line]:
     values = [Value.speed("kvweave", case.nbytes, seconds[Way.AUTO])]
     values += [Value.speed(way, case.nbytes, seconds[way]) for way in (Way.DIRECT, Way.STAGED) if way in seconds]
-    values.append(Value.speed("NixlConnector's way", case.nbytes, seconds["incumbent"]))
-    ratio = median(seconds["incumbent"]) / median(seconds[Way.AUTO])
+    values.append(Value.speed("NixlConnector's way", case.nbytes, seconds[Kind.INCUMBENT]))
+    values.append(Value.speed("that without UCX threads", case.nbytes, seconds[Kind.SINGLE]))
+    ratio = median(seconds[Kind.INCUMBENT]) / median(seconds[Way.AUTO])
     yield Line(case.key, case.title, tuple(values), "speed by the incumbent's", ratio, LIMITS.get(case.piece_bytes))
     if Way.STAGED in seconds:
         yield from _choice(case, {way: median(seconds[way]) for way in Way})

@@ -12,7 +12,7 @@ import gc
 import time
 import tracemalloc
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from kvweave.benchmarks.effort import Effort
 from kvweave.benchmarks.memory import CacheShape
 from kvweave.benchmarks.raw_nixl import every_block
 from kvweave.benchmarks.report import Bound, Limit, Line, Value
+from kvweave.benchmarks.stopwatch import replace_agent
 from kvweave.core.layout import EngineLayout, Region
 from kvweave.core.parallel import ParallelConfig
 from kvweave.protocol.codec import decode, encode
@@ -125,7 +126,7 @@ class _Play:
         from kvweave.transport.nixl import NixlTransport
 
         transport: Any = NixlTransport("bench handshake")
-        transport._agent = _PlaybackAgent(self._recording)
+        replace_agent(transport, lambda _: _PlaybackAgent(self._recording))
         return transport
 
 
@@ -172,7 +173,7 @@ class _Recording:
         for number, rank in enumerate(prefill.ranks):
             name, regions = f"bench rank {number}", RegionTable().with_regions(rank.regions)
             payload = name.encode() + _BETWEEN + data.payload
-            agents.append(AgentData(name, regions, data.probe_address, data.probe, payload).encode())
+            agents.append(replace(data, name=name, regions=regions, payload=payload).encode())
         return _Recording(tuple(agents), data.probe)
 
 
@@ -185,6 +186,10 @@ class _PlaybackAgent:
     def add_remote_agent(self, payload: bytes) -> bytes:
         """The peer's name, which the recording wrote before NIXL's own part."""
         return payload.partition(_BETWEEN)[0]
+
+    def get_new_notifs(self) -> dict[str, list[bytes]]:
+        """Nobody says anything."""
+        return {}
 
     def get_xfer_descs(self, rows: Any, memory: str) -> Any:
         """The rows themselves."""
@@ -205,4 +210,8 @@ class _PlaybackAgent:
 
     def __getattr__(self, name: str) -> Any:
         """Every other call has nothing to do."""
-        return lambda *arguments, **named: None
+        return _nothing
+
+
+def _nothing(*arguments: Any, **named: Any) -> None:
+    del arguments, named

@@ -28,7 +28,7 @@ _LAYER_STEP = 2**40
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """So many blocks of ``piece_bytes`` in each of ``layers`` layers; ``piece_bytes`` is a multiple of 32 * block_size."""
+    """So many blocks of ``piece_bytes`` in each of ``layers`` layers; a piece is a multiple of 8 bytes a token."""
 
     piece_bytes: int
     num_blocks: int

@@ -20,7 +20,7 @@ from kvweave.benchmarks.pair import Pair
 from kvweave.benchmarks.raw_nixl import IncumbentReader
 from kvweave.benchmarks.report import Bound, Limit, Line, Value
 from kvweave.benchmarks.source import Source
-from kvweave.benchmarks.stopwatch import TimedAgent
+from kvweave.benchmarks.stopwatch import TimedAgent, replace_agent
 from kvweave.protocol.effects import ConnectPeer, PostReads
 from kvweave.runtime.clock import boot_time
 from kvweave.runtime.events import Connected, NotConnected, ReadFailed, ReadsEnded
@@ -76,8 +76,8 @@ class _Rank:
         """Reads one request to its end."""
         number = next(_numbers)
         tokens = self._shape.tokens(len(source_blocks))
-        tables = [{GROUP: tuple(blocks)} for blocks in (source_blocks, target_blocks)]
-        order = PostReads(number, _ADDRESS, *tables, start_token=0, num_tokens=tokens, salt=number)
+        source, target = ({GROUP: tuple(blocks)} for blocks in (source_blocks, target_blocks))
+        order = PostReads(number, _ADDRESS, source, target, start_token=0, num_tokens=tokens, salt=number)
         self._agent.reset()
         started = time.perf_counter()
         self._worker.submit(order)
@@ -91,7 +91,7 @@ def _rank(pair: Pair) -> Iterator[_Rank]:
 
     layout, agent_data = pair.source.open_rank()
     transport: Any = NixlTransport(f"bench rank {next(_numbers)}")
-    transport._agent = agent = TimedAgent(transport._agent)
+    agent = replace_agent(transport, TimedAgent)
     worker = DecodeWorker(0, pair.memory.layout, transport, boot_time)
     try:
         worker.submit(ConnectPeer(_ADDRESS, 1, layout, (agent_data,)))

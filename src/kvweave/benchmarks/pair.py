@@ -44,10 +44,10 @@ class Pair:
             reader.close()
 
     @contextmanager
-    def incumbent(self) -> Iterator[IncumbentReader]:
+    def incumbent(self, kind: Kind = Kind.INCUMBENT) -> Iterator[IncumbentReader]:
         """A reader as NixlConnector's; its progress threads run on both sides while it is open."""
-        with self._agent(Kind.INCUMBENT) as source:
-            reader = IncumbentReader(f"{source.name} reader", self.memory, source)
+        with self._agent(kind) as source:
+            reader = IncumbentReader(f"{source.name} reader", kind, self.memory, source)
             yield reader
             reader.close()
 

@@ -1,9 +1,10 @@
 """NIXL without kvweave: the raw read, which is the machine's limit, and the read as vLLM's NixlConnector does it.
 
-The raw reader has no progress thread and posts one list of rows. The incumbent's way (vLLM 0.32, ``NixlBaseConnectorWorker``
-and ``NixlPullConnectorWorker._read_blocks``): agents with a progress thread and four UCX threads, a prepared list of
-every block of every layer on either side, made once per peer, and per request the ids of the wanted blocks, layer by
-layer in the order of the block table, handed to ``make_prepped_xfer``.
+The raw reader has no progress thread and posts one list of rows. The incumbent's way (vLLM 0.32,
+``NixlBaseConnectorWorker`` and ``NixlPullConnectorWorker._read_blocks``): agents with a progress thread and four UCX
+threads (its default; without them it is measured too), a prepared list of every block of every layer on either side,
+made once per peer, and per request the ids of the wanted blocks, layer by layer in the order of the block table, handed
+to ``make_prepped_xfer``.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 import kvweave.transport.nixl  # noqa: F401 - tells NIXL and UCX where to log before they are loaded
-from kvweave.benchmarks.memory import CacheShape, EngineMemory
+from kvweave.benchmarks.memory import EngineMemory
 from kvweave.errors import TransportError, TransportErrorKind
-from nixl._api import nixl_agent, nixl_agent_config
 
 INCUMBENT_THREADS = 4
 """NixlConnector's default of its setting ``num_threads``."""
-_WARM_SECONDS = 20.0
+_WAIT_SECONDS = 20.0
 _CHECK_SECONDS = 0.0001
 
 Rows = npt.NDArray[np.uint64]
@@ -35,16 +35,19 @@ class Kind(StrEnum):
 
     RAW = "raw"
     INCUMBENT = "incumbent"
+    SINGLE = "incumbent without UCX threads"
 
 
 class RawAgent:
     """A plain NIXL agent over an engine's memory."""
 
     def __init__(self, name: str, kind: Kind, memory: EngineMemory) -> None:
-        config = (
-            nixl_agent_config(enable_prog_thread=False)
-            if kind is Kind.RAW
-            else nixl_agent_config(num_threads=INCUMBENT_THREADS, capture_telemetry=True)
+        from nixl._api import nixl_agent, nixl_agent_config
+
+        config = nixl_agent_config(
+            enable_prog_thread=kind is not Kind.RAW,
+            capture_telemetry=kind is not Kind.RAW,
+            num_threads=INCUMBENT_THREADS if kind is Kind.INCUMBENT else 0,
         )
         self.agent: Any = nixl_agent(name, config)
         regions = memory.layout.ranks[0].regions
@@ -85,12 +88,17 @@ class _Reader(RawAgent):
         self.source = source
         self.peer = self.agent.add_remote_agent(source.metadata).decode()
 
-    def _wait(self, handle: Any, seconds: float, pause: float | None = None) -> None:
-        end = time.monotonic() + seconds
+    def wait(self, handle: Any, pause: float | None = _CHECK_SECONDS) -> None:
+        """Until a transfer is done; raises ``TransportError`` when it failed or takes too long.
+
+        Without a ``pause`` (seconds) between its looks it makes progress itself.
+        """
+        end = time.monotonic() + _WAIT_SECONDS
         while (state := self.agent.check_xfer_state(handle)) != "DONE":
             if state == "ERR" or time.monotonic() > end:
                 raise TransportError(
-                    TransportErrorKind.UNAVAILABLE, f"raw read from {self.source.name}: {state} after {seconds:g} s"
+                    TransportErrorKind.UNAVAILABLE,
+                    f"raw read from {self.source.name}: {state} after {_WAIT_SECONDS:g} s",
                 )
             if pause is None:
                 self.agent.get_new_notifs()
@@ -121,7 +129,7 @@ class RawReader(_Reader):
         ]
         handle = self.agent.initialize_xfer("READ", *sides, self.peer)
         self.agent.transfer(handle)
-        self._wait(handle, _WARM_SECONDS)
+        self.wait(handle, pause=None)
         self.agent.release_xfer_handle(handle)
         return time.perf_counter() - started
 
@@ -129,8 +137,8 @@ class RawReader(_Reader):
 class IncumbentReader(_Reader):
     """Reads as NixlConnector does: by ids in lists that were prepared for every block of both sides."""
 
-    def __init__(self, name: str, memory: EngineMemory, source: RawSource) -> None:
-        super().__init__(name, Kind.INCUMBENT, memory, source)
+    def __init__(self, name: str, kind: Kind, memory: EngineMemory, source: RawSource) -> None:
+        super().__init__(name, kind, memory, source)
         own = [region.address for region in memory.layout.ranks[0].regions]
         blocks = memory.shape.num_blocks
         self.own_list = self._prepare("NIXL_INIT_AGENT", every_block(own, blocks, memory.shape.piece_bytes))
@@ -143,7 +151,7 @@ class IncumbentReader(_Reader):
         started = time.perf_counter()
         handle = self._make(source_blocks, target_blocks)
         self.agent.transfer(handle)
-        self._wait(handle, _WARM_SECONDS, _CHECK_SECONDS)
+        self.wait(handle)
         self._end(handle)
         return time.perf_counter() - started
 
@@ -153,7 +161,7 @@ class IncumbentReader(_Reader):
         handle = self._make(source_blocks, target_blocks)
         made = time.perf_counter()
         self.agent.transfer(handle)
-        self._wait(handle, _WARM_SECONDS, _CHECK_SECONDS)
+        self.wait(handle)
         over = time.perf_counter()
         self._end(handle)
         return made - began + time.perf_counter() - over

@@ -11,6 +11,13 @@ POST = "transfer"
 """NIXL's post call. On shared memory it is the copy itself, in the calling thread."""
 
 
+def replace_agent(transport: Any, make: Callable[[Any], Any]) -> Any:
+    """Puts something made of it in the place of a NIXL transport's agent, and gives that."""
+    holder = transport._agent if hasattr(transport._agent, "_agent") else transport
+    holder._agent = made = make(holder._agent)
+    return made
+
+
 class TimedAgent:
     """Stands for an agent, call by call. ``seconds`` has the time of each call's name since ``reset``."""
 

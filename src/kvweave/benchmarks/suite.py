@@ -36,11 +36,12 @@ def run(
     effort: Effort,
     chosen: tuple[str, ...] = NAMES,
     functions: Functions | None = None,
-    begun: Callable[[str], None] = lambda name: None,
+    begun: Callable[[str], None] | None = None,
 ) -> Iterator[Line]:
     """The lines of the chosen measurements; ``begun`` hears of each before it begins."""
     with Source() as source:
         for name, measure in measurements(source, effort, functions).items():
             if name in chosen:
-                begun(name)
+                if begun is not None:
+                    begun(name)
                 yield from measure()

@@ -37,4 +37,5 @@ def transport_factory(way: Way) -> Callable[[str], Any]:
     """Makes transports of that way from unique names."""
     from kvweave.transport.nixl import NixlTransport
 
-    return partial(NixlTransport, staging=_SETTINGS[way]) if has_choice() else NixlTransport
+    setting = {"staging": _SETTINGS[way]} if has_choice() else {}
+    return partial(NixlTransport, **setting)

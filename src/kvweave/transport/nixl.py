@@ -1,10 +1,10 @@
 """The NIXL transport: real reads over UCX (RDMA, shared memory, TCP). The only home of the package ``nixl``.
 
 A read is cut into posts of at most 8 MB or 2,000 rows, because posting *is* the copy on shared memory, in the calling
-thread; each ``progress()`` posts about as much, of one read after the other, so that nothing waits long behind a big
+thread; each ``progress()`` posts a few of them, of one read after the other, so that nothing waits long behind a big
 read, and many small ones are posted at once::
 
-    read A  [a0 a1 a2 a3]        progress: post a0 | post b0 c0 | post a1 | post a2 | ...
+    read A  [a0 a1 a2 a3 ...]    progress: post a0 b0 c0 a1 a2 | post a3 a4 a5 a6 | ...
     read B  [b0]
     read C  [c0]
 
@@ -54,8 +54,8 @@ from kvweave.transport.rows import UInt64Array, single
 
 MOST_POSTED_PIECES = 2
 MOST_ROUND_BYTES = 4 * MOST_POST_BYTES
-"""What one ``progress()`` posts. About as long as a post of the most rows takes here, and long enough that the rounds of a
-large read, of some tenths of a millisecond each, are a few hundredths of it."""
+"""What one ``progress()`` posts: some milliseconds, as a post of the most rows takes. What else a round of the polling
+thread does takes tenths of one, and must be a small part of a large read."""
 PROBE_SLOTS = 4_096
 
 _KINDS: dict[type[Exception], TransportErrorKind] = {
@@ -157,7 +157,7 @@ class NixlTransport:
         handle.cancel(TransportError(TransportErrorKind.CANCELLED, f"read from {handle.peer}: cancelled by its caller"))
 
     def progress(self) -> int:
-        """See ``Transport``. Takes about as long as copying one piece."""
+        """See ``Transport``. Takes about as long as copying ``MOST_ROUND_BYTES``."""
         if self._closed:
             return 0
         with _foreign_errors("making progress"):
