@@ -65,8 +65,7 @@ def _limits(panel: Any, lines: Sequence[Line]) -> None:
     for place, line in enumerate(reversed(lines)):
         quotient = _quotient(line)
         panel.barh(place, quotient - 1, _BAR, left=1, color=OURS if line.holds else BROKEN)
-        text = f" {line.ratio:.2f}, {line.limit} "
-        panel.text(quotient, place, text, va="center", ha="left" if quotient >= 1 else "right", fontsize=8)
+        panel.text(max(quotient, 1), place, f" {line.ratio:.2f}, {line.limit}", va="center", fontsize=8)
     panel.axvline(1, color="#1f2933", linewidth=0.8)
     panel.set_yticks(range(len(lines)), [line.key for line in reversed(lines)])
     panel.set_xscale("log")
@@ -74,7 +73,8 @@ def _limits(panel: Any, lines: Sequence[Line]) -> None:
     panel.set_xticks([], minor=True)
     panel.set_xlabel("worse than its limit  |  better")
     panel.set_title("Limits", loc="left")
-    panel.margins(x=0.45)
+    low, high = panel.get_xlim()
+    panel.set_xlim(low, high * (high / low) ** 0.5)
 
 
 def _quotient(line: Line) -> float:
