@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench import page
 from bench.clock import Figure
 from bench.incumbent_read import vllm_functions
 from bench.planning import figures
@@ -27,7 +28,7 @@ def main() -> int:
     for figure in figures() if not options.only else ():
         _tell(progress, figure.name.strip())
         planned.append(figure)
-    for file in options.plot:
+    for file in (*options.plot, *(page.PICTURES if options.keep else ())):
         from kvweave.cli.bench_chart import draw
 
         draw(lines, file)
@@ -37,8 +38,11 @@ def main() -> int:
 
 def _answer(options: argparse.Namespace, lines: list[Line], planned: list[Figure]) -> None:
     more = {"planning": [figure.document() for figure in planned]}
+    made = document(lines, quick=options.quick, more=more)
+    if options.keep:
+        page.keep(made)
     if options.json:
-        write_document(document(lines, quick=options.quick, more=more))
+        write_document(made)
         return
     show_lines(lines)
     table = Table("measured", "", "", "beside", title="Planning: DeepSeek-V3, block 64", box=None)
@@ -56,6 +60,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--only", action="append", choices=NAMES, help="one measurement; may be repeated; no planning")
     parser.add_argument("--plot", action="append", type=Path, default=[], help="draw the transfers: PNG or SVG")
+    parser.add_argument("--keep", action="store_true", help="make this the run that docs/speed.md and README show")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args()
 

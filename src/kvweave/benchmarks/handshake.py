@@ -7,18 +7,15 @@ plan, agent data, probes. Beside it stands what the incumbent prepares for every
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import time
 import tracemalloc
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from kvweave.benchmarks.effort import Effort
 from kvweave.benchmarks.memory import CacheShape
+from kvweave.benchmarks.playback import PlaybackAgent, Recording
 from kvweave.benchmarks.raw_nixl import every_block
 from kvweave.benchmarks.report import Bound, Limit, Line, Value
 from kvweave.benchmarks.stopwatch import replace_agent
@@ -32,8 +29,6 @@ from kvweave.protocol.timing import Timing
 from kvweave.runtime.clock import boot_time
 from kvweave.runtime.events import Connected
 from kvweave.runtime.workers import DecodeWorker
-from kvweave.transport.agent_data import AgentData
-from kvweave.transport.regions import RegionTable
 
 PIECE_BYTES = 4 << 10
 FEW_BLOCKS = 1_000
@@ -42,7 +37,6 @@ MEMORY_LIMIT = Limit(Bound.AT_MOST, 1.05)
 _ADDRESS = "127.0.0.1:1"
 _FIRST_ADDRESS = 2**44
 _LEASE_SECONDS = 30.0
-_BETWEEN = b"\0"
 
 
 def handshake(effort: Effort) -> Iterator[Line]:
@@ -85,7 +79,7 @@ class _Play:
         self.num_blocks = num_blocks
         self._layout = _addressed(shape.layout())
         prefill = _addressed(shape.layout(ParallelConfig(tp=ranks)))
-        recorded = _Recording.make(prefill)
+        recorded = Recording.make(prefill)
         self._recording = recorded
         self._prefill = PrefillSide("bench-prefill", prefill, recorded.agents, _LEASE_SECONDS)
 
@@ -126,7 +120,7 @@ class _Play:
         from kvweave.transport.nixl import NixlTransport
 
         transport: Any = NixlTransport("bench handshake")
-        replace_agent(transport, lambda _: _PlaybackAgent(self._recording))
+        replace_agent(transport, lambda _: PlaybackAgent(self._recording))
         return transport
 
 
@@ -153,65 +147,3 @@ def _addressed(layout: EngineLayout) -> EngineLayout:
             address += region.nbytes
         layout = layout.relocated(rank.coordinates, regions)
     return layout
-
-
-@dataclass(frozen=True, slots=True)
-class _Recording:
-    """Agent data of every rank, and the probe that all of them answer."""
-
-    agents: tuple[bytes, ...]
-    probe: bytes
-
-    @staticmethod
-    def make(prefill: EngineLayout) -> _Recording:
-        from kvweave.transport.nixl import NixlTransport
-
-        transport = NixlTransport("bench recorded")
-        data = AgentData.decode(transport.agent_data())
-        transport.close()
-        agents = []
-        for number, rank in enumerate(prefill.ranks):
-            name, regions = f"bench rank {number}", RegionTable().with_regions(rank.regions)
-            payload = name.encode() + _BETWEEN + data.payload
-            agents.append(replace(data, name=name, regions=regions, payload=payload).encode())
-        return _Recording(tuple(agents), data.probe)
-
-
-class _PlaybackAgent:
-    """Answers NIXL's calls at once, as if every peer of the recording lived: its probe is where it belongs."""
-
-    def __init__(self, recording: _Recording) -> None:
-        self._probe = recording.probe
-
-    def add_remote_agent(self, payload: bytes) -> bytes:
-        """The peer's name, which the recording wrote before NIXL's own part."""
-        return payload.partition(_BETWEEN)[0]
-
-    def get_new_notifs(self) -> dict[str, list[bytes]]:
-        """Nobody says anything."""
-        return {}
-
-    def get_xfer_descs(self, rows: Any, memory: str) -> Any:
-        """The rows themselves."""
-        return np.array(rows)
-
-    def initialize_xfer(self, operation: str, target: Any, source: Any, peer: str) -> Any:
-        """Where the probe goes."""
-        return target
-
-    def transfer(self, handle: Any) -> str:
-        """Brings the probe."""
-        ctypes.memmove(int(handle[0, 0]), self._probe, len(self._probe))
-        return "DONE"
-
-    def check_xfer_state(self, handle: Any) -> str:
-        """Everything is over at once."""
-        return "DONE"
-
-    def __getattr__(self, name: str) -> Any:
-        """Every other call has nothing to do."""
-        return _nothing
-
-
-def _nothing(*arguments: Any, **named: Any) -> None:
-    del arguments, named
