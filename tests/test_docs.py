@@ -20,8 +20,8 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 DOCTEST_OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-SETS_ITSELF_UP = {"demo", "serve"}
-"""Commands of kvweave whose examples need more than a second; tests/e2e runs them."""
+SETS_ITSELF_UP = {"bench", "demo", "serve"}
+"""Commands of kvweave whose examples need more than a second; tests/e2e and tests/benchmarks run them."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The README's figures that do not depend on the machine."""
+"""The README's figures that do not depend on the machine, and those of docs/speed.md that a kept run has."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 import kvweave as kw
+from bench import page
+from kvweave.cli.bench_command import MEASUREMENTS
 from kvweave.protocol.description import encode_layout
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SPEED = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+PICTURE = (ROOT / "docs" / "images" / "speed.svg").read_text(encoding="utf-8")
 BLOCK_SIZE = 64
 TOKENS = 131_072
 
@@ -43,3 +48,20 @@ def test_fragmented_blocks_cost_at_most_one_row_a_block_and_layer(plan: kw.Trans
 @pytest.mark.parametrize("num_blocks", [64, 100_000])
 def test_a_handshake_carries_no_blocks(num_blocks: int) -> None:
     assert f"| {len(encode_layout(engine(64, num_blocks))) / 1e6:.1f} MB, whatever" in README
+
+
+@pytest.mark.parametrize("row", list(page.rows(page.load())))
+def test_the_page_of_speeds_shows_the_kept_run(row: str) -> None:
+    assert row in SPEED
+
+
+@pytest.mark.parametrize("row", list(page.readme_rows(page.load())))
+def test_figures_of_transfers_are_those_of_the_kept_run(row: str) -> None:
+    assert row in README
+
+
+def test_the_kept_run_is_a_whole_one_and_drawn() -> None:
+    kept = page.load()
+    assert kept["quick"] is False and {line["key"].split(".")[0] for line in kept["lines"]} == set(MEASUREMENTS)
+    for line in kept["lines"]:
+        assert line["limit"] is None or f"{line['ratio']:.2f}, {line['limit']['bound']}" in PICTURE

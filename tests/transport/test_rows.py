@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvweave.errors import LocalProtocolError
-from kvweave.transport.rows import ReadRows, cut_long_rows, split_into_posts
+from kvweave.transport.rows import ReadRows, cut_for_posts, split_into_posts
 
 
 def rows_of(*nbytes: int, source: int = 2**63, target: int = 2**62) -> ReadRows:
@@ -55,8 +55,14 @@ def test_posts_are_filled_as_far_as_they_go() -> None:
 
 
 def test_rows_that_are_short_enough_are_not_copied() -> None:
-    rows = rows_of(1, 2, 3)
-    assert cut_long_rows(rows, 3) is rows
+    for rows, most_bytes in ((rows_of(1, 2, 3), 3), (rows_of(1, 2, 3), 1000), (rows_of(*[1] * 40), 17)):
+        assert cut_for_posts(rows, most_bytes) is rows
+
+
+def test_posts_of_long_rows_are_full() -> None:
+    assert [post.nbytes.tolist() for post in split_into_posts(rows_of(5, 5, 30), 8, 100)] == [
+        [5, 3], [2, 6], [8], [8], [8],
+    ]  # fmt: skip
 
 
 def test_total_bytes_is_their_sum() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from kvweave.cli.bench_command import BENCH
 from kvweave.cli.check_command import CHECK
 from kvweave.cli.demo_command import DEMO
 from kvweave.cli.failure import KVWeaveGroup
@@ -19,7 +20,7 @@ from kvweave.cli.serve_command import SERVE
 from kvweave.cli.verify_command import VERIFY
 from kvweave.version import __version__
 
-COMMANDS = (DEMO, SERVE, PLAN, VERIFY, CHECK, MODELS, KEYS)
+COMMANDS = (DEMO, SERVE, PLAN, VERIFY, CHECK, BENCH, MODELS, KEYS)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -307,15 +307,16 @@ def _entry_runs(found: _Segments, bundle: Bundle) -> Runs:
 
 
 def _for_layers(runs: Runs, bundle: Bundle) -> Rows:
+    """Layers by rising source address: their rows then often rise as they are."""
     source, target = bundle.source, bundle.read.target
-    count, layers = len(runs.source), len(bundle.read.layers)
+    count, order = len(runs.source), np.argsort(source.addresses, kind="stable")
     return Rows(
         source.coordinates,
-        (source.addresses[:, None] + runs.source.astype(np.uint64)).ravel(),
-        (target.addresses[:, None] + runs.target.astype(np.uint64)).ravel(),
-        np.tile(runs.nbytes.astype(np.uint64), layers),
-        np.repeat(source.regions, count),
-        np.repeat(target.regions, count),
+        (source.addresses[order, None] + runs.source.astype(np.uint64)).ravel(),
+        (target.addresses[order, None] + runs.target.astype(np.uint64)).ravel(),
+        np.tile(runs.nbytes.astype(np.uint64), len(order)),
+        np.repeat(source.regions[order], count),
+        np.repeat(target.regions[order], count),
     )
 
 
@@ -334,18 +335,22 @@ def _concatenate(parts: list[Rows]) -> Rows:
 
 def _coalesce(rows: Rows) -> Rows:
     """Rows by rising source address, joined across arrays and layers where both sides continue in one region."""
-    order = np.argsort(rows.source_address, kind="stable")
-    source, target, nbytes = rows.source_address[order], rows.target_address[order], rows.nbytes[order]
-    source_region, target_region = rows.source_region[order], rows.target_region[order]
+    if (rows.source_address[:-1] > rows.source_address[1:]).any():
+        rows = _taken(rows, np.argsort(rows.source_address, kind="stable"))
+    source, target, nbytes = rows.source_address, rows.target_address, rows.nbytes
+    source_region, target_region = rows.source_region, rows.target_region
     breaks = np.ones(len(source), dtype=np.bool_)
     breaks[1:] = (source[:-1] + nbytes[:-1] != source[1:]) | (target[:-1] + nbytes[:-1] != target[1:])
     breaks[1:] |= (source_region[:-1] != source_region[1:]) | (target_region[:-1] != target_region[1:])
+    if breaks.all():
+        return rows
     starts = np.flatnonzero(breaks)
+    return replace(_taken(rows, starts), nbytes=np.add.reduceat(nbytes, starts))
+
+
+def _taken(rows: Rows, chosen: npt.NDArray[np.intp]) -> Rows:
+    """Some of the rows, in that order."""
     return Rows(
-        rows.source,
-        source[starts],
-        target[starts],
-        np.add.reduceat(nbytes, starts),
-        source_region[starts],
-        target_region[starts],
-    )
+        rows.source, rows.source_address[chosen], rows.target_address[chosen], rows.nbytes[chosen],
+        rows.source_region[chosen], rows.target_region[chosen],
+    )  # fmt: skip

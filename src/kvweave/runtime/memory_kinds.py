@@ -35,9 +35,12 @@ class MemoryKinds:
 
 def split_by_kind(there: MemoryKinds, here: MemoryKinds, rows: Rows) -> Iterator[ReadRows]:
     """The rows of one source, apart by memory kind and device of both ends."""
+    if len(there.kinds) == len(here.kinds) == 1:
+        yield ReadRows(rows.source_address, rows.target_address, rows.nbytes, *there.kinds[0], *here.kinds[0])
+        return
     kinds = there.numbers[rows.source_region] * len(here.kinds) + here.numbers[rows.target_region]
     for kind in np.unique(kinds).tolist():
-        chosen = slice(None) if len(there.kinds) == len(here.kinds) == 1 else kinds == kind
+        chosen = kinds == kind
         yield ReadRows(
             rows.source_address[chosen], rows.target_address[chosen], rows.nbytes[chosen],
             *there.kinds[kind // len(here.kinds)], *here.kinds[kind % len(here.kinds)],

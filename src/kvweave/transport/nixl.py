@@ -1,10 +1,10 @@
 """The NIXL transport: real reads over UCX (RDMA, shared memory, TCP). The only home of the package ``nixl``.
 
 A read is cut into posts of at most 8 MB or 2,000 rows, because posting *is* the copy on shared memory, in the calling
-thread; each ``progress()`` posts about as much, of one read after the other, so that nothing waits long behind a big
+thread; each ``progress()`` posts a few of them, of one read after the other, so that nothing waits long behind a big
 read, and many small ones are posted at once::
 
-    read A  [a0 a1 a2 a3]        progress: post a0 | post b0 c0 | post a1 | post a2 | ...
+    read A  [a0 a1 a2 a3 ...]    progress: post a0 b0 c0 a1 a2 | post a3 a4 a5 a6 | ...
     read B  [b0]
     read C  [c0]
 
@@ -53,6 +53,9 @@ from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
 from kvweave.transport.rows import UInt64Array, single
 
 MOST_POSTED_PIECES = 2
+MOST_ROUND_BYTES = 4 * MOST_POST_BYTES
+"""What one ``progress()`` posts: some milliseconds, as a post of the most rows takes. What else a round of the polling
+thread does takes tenths of one, and must be a small part of a large read."""
 PROBE_SLOTS = 4_096
 
 _KINDS: dict[type[Exception], TransportErrorKind] = {
@@ -154,7 +157,7 @@ class NixlTransport:
         handle.cancel(TransportError(TransportErrorKind.CANCELLED, f"read from {handle.peer}: cancelled by its caller"))
 
     def progress(self) -> int:
-        """See ``Transport``. Takes about as long as copying one piece."""
+        """See ``Transport``. Takes about as long as copying ``MOST_ROUND_BYTES``."""
         if self._closed:
             return 0
         with _foreign_errors("making progress"):
@@ -269,19 +272,21 @@ class NixlTransport:
             self._drop_peer(probe.peer, error)
 
     def _post_next(self) -> None:
-        """Posts one piece of each read that may post, as far as all together are no more than one full piece, and puts
-        these reads last.
+        """Posts a piece of one read after the other that may post, as far as all together are no more than a round
+        takes, and puts these reads last.
         """
-        nbytes, num_rows = 0, 0
-        for _ in range(len(self._reads)):
+        nbytes, num_rows, passed = 0, 0, 0
+        while passed < len(self._reads):
             read = self._reads[0]
+            passed += 1
             if self._may_post(read):
                 rows = read.waiting[0]
                 nbytes, num_rows = nbytes + rows.total_bytes, num_rows + len(rows)
-                if num_rows > len(rows) and (nbytes > MOST_POST_BYTES or num_rows > MOST_POST_ROWS):
+                if num_rows > len(rows) and (nbytes > MOST_ROUND_BYTES or num_rows > MOST_POST_ROWS):
                     return
                 self._post(read, read.waiting.popleft())
                 self._collect(read)
+                passed = 0
             self._reads.rotate(-1)
 
     def _may_post(self, read: PiecewiseRead) -> bool:

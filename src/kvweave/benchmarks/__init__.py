@@ -1,0 +1,1 @@
+"""How fast this machine moves caches: every figure beside the machine's limit and the incumbent's way, in one run."""
