@@ -26,7 +26,6 @@ from kvweave.errors import (
 from kvweave.protocol.codec import decode, encode
 from kvweave.protocol.description import decode_layout, encode_layout
 from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads, RetryReads
-from kvweave.protocol.fetch_entry import Order
 from kvweave.protocol.handshake import MOST_GUESTS
 from kvweave.protocol.messages import (
     Acknowledge,
@@ -51,6 +50,7 @@ from kvweave.protocol.messages import (
     Renewed,
     Revoked,
 )
+from kvweave.protocol.order import Order
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import DecodeSide, PrefillSide
 from kvweave.runtime.events import Connected, NotConnected, ReadFailed, ReadsEnded, ReadStatistics

@@ -28,6 +28,7 @@ from kvweave.core.descriptors import RequestDescriptors, describe_request
 from kvweave.core.interval import Box, box_contains, box_intersection
 from kvweave.core.layout import EngineLayout, Place, RankLayout, Shard
 from kvweave.core.parallel import RankCoordinates
+from kvweave.core.portion import Portion
 from kvweave.core.read import Read, ReadEnd
 from kvweave.core.replicas import Salt, choose
 from kvweave.core.tokens import TokenShare, shared_runs
@@ -78,6 +79,7 @@ class TransferPlan:
         num_tokens: int,
         start_token: int = 0,
         salt: Salt = 0,
+        portion: Portion | None = None,
     ) -> RequestDescriptors:
         """The rows of one request for one target rank: a mapping from source rank to its rows.
 
@@ -85,11 +87,12 @@ class TransferPlan:
         ``start_token`` how many of them the target already holds. Tables give logical block ids, per group: a mapping
         by group name or one table per group in the order of ``group_names()``; with a single group the table alone.
         ``NULL_BLOCK`` (-1) stands where a window has no block. ``salt`` (an int that counts requests, or any text)
-        chooses among replicas. Raises ``BlockTableError`` when tables and tokens do not fit the layouts.
+        chooses among replicas. ``portion`` says what moves where a request moves in several goes. Raises
+        ``BlockTableError`` when tables and tokens do not fit the layouts.
         """
         return describe_request(
             self._book(target), self.prefill.group_names(), self.decode.group_names(), source_blocks, target_blocks,
-            start_token, num_tokens, salt,
+            start_token, num_tokens, salt, portion,
         )  # fmt: skip
 
     def _book(self, target: RankLayout | RankCoordinates) -> BundleBook:

@@ -16,7 +16,9 @@ from typing import Any
 from kvweave.core.block_table import BlockTables
 from kvweave.core.layout import EngineLayout
 from kvweave.errors import BlockTableError, ConfigurationError, LocalProtocolError
-from kvweave.protocol.fetch_entry import Order
+from kvweave.protocol.follow_entry import Pursuit
+from kvweave.protocol.messages import MOST_TOKENS
+from kvweave.protocol.order import Order
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import DecodeSide
 from kvweave.protocol.timing import Timing
@@ -25,7 +27,8 @@ from kvweave.runtime.checksums import ChecksumBook
 from kvweave.runtime.clock import Clock, boot_time
 from kvweave.runtime.closing import Closing
 from kvweave.runtime.control import ControlClient, ControlServer
-from kvweave.runtime.decode_coordinator import Abort, Begin, Connect, DecodeCommand, DecodeCoordinator, Hold, Peer
+from kvweave.runtime.decode_commands import Abort, Begin, BeginFollow, Connect, DecodeCommand, Hold, Peer
+from kvweave.runtime.decode_coordinator import DecodeCoordinator
 from kvweave.runtime.desk import Desk
 from kvweave.runtime.drains import drain_command
 from kvweave.runtime.events import DecodeLink
@@ -37,6 +40,7 @@ from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_nam
 from kvweave.runtime.polling import PollingThread
 from kvweave.runtime.tables import checked_tables
 from kvweave.runtime.tracing import Tracer
+from kvweave.runtime.transfer import checked_transfer_id
 from kvweave.runtime.workers import DecodeWorker
 
 
@@ -163,7 +167,38 @@ class DecodeEngine(Closing):
                 "start inside the offer"
             )
         fetch.begin()
-        self._submit(Begin(fetch, Order(checked.address, checked, tables, start_token, fenced)))
+        fence = fetch.number if fenced else None
+        self._submit(Begin(fetch, Order(checked.address, checked, tables, start_token, fence)))
+
+    def follow(
+        self,
+        transfer_id: str,
+        address: str,
+        blocks: BlockTables,
+        start_token: int = 0,
+        request_id: str = "followed",
+        fenced: bool = False,
+    ) -> Fetch:
+        """Fetches a prompt while the prefill engine at ``address`` prefills and offers it, from ``start_token`` on.
+
+        ``transfer_id`` is the one that the engine was given for it (``PrefillEngine.begin_transfer``); whoever knows it
+        may read the prompt's cache, so make it by ``new_transfer_id``. ``blocks`` are for the whole prompt. The handle
+        ends like any other: once, delivered when everything is here. ``request_id`` is what messages call it.
+        Raises ``LocalProtocolError`` for an id that is too short or an address that is not allowed.
+        """
+        self._require_taking()
+        checked_transfer_id(transfer_id)
+        host, port = split_address(address)
+        if not self.peers.allows(host):
+            raise LocalProtocolError(f"follow: {host} is not among this engine's peers; add it: peers=[{host!r}]")
+        tables = checked_tables("target", self.layout, blocks)
+        if not 0 <= start_token <= MOST_TOKENS:
+            raise BlockTableError(f"follow: start_token is {start_token}; it lies between 0 and {MOST_TOKENS}")
+        fetch = Fetch(next(self._numbers), request_id, self._abort)
+        fetch.begin()
+        fence = fetch.number if fenced else None
+        self._submit(BeginFollow(fetch, Pursuit(join_address(host, port), transfer_id, tables, start_token, fence)))
+        return fetch
 
     def drain(self) -> Future[None]:
         """Takes nothing new from now on; the future says when everything that was held or fetched has ended.

@@ -129,8 +129,8 @@ class DecodeWorker:
                 self._connect(command)
             case DropPeer():
                 self._drop(command.address)
-            case PostReads(fetch=fetch, fenced=True) if fetch not in self._allowed:
-                self._fenced[fetch] = command
+            case PostReads(fence=int(fence)) if fence not in self._allowed:
+                self._fenced[fence] = command
             case PostReads():
                 self._post(command)
             case RetryReads(fetch, rank) if rank == self._rank:
@@ -138,14 +138,13 @@ class DecodeWorker:
             case CancelReads(fetch):
                 self._cancel(fetch)
 
-    def allow(self, fetch: int) -> None:
-        """The target memory of a fenced fetch may be written, now or when its reads come."""
-        fenced = self._fenced.pop(fetch, None)
+    def allow(self, fence: int) -> None:
+        """The target memory behind a fence may be written: now, and whenever reads come that begin only then."""
+        self._allowed[fence] = None
+        _forget_oldest(self._allowed, _MOST_ALLOWED)
+        fenced = self._fenced.pop(fence, None)
         if fenced is not None:
             self._post(fenced)
-            return
-        self._allowed[fetch] = None
-        _forget_oldest(self._allowed, _MOST_ALLOWED)
 
     def poll(self) -> list[WorkerEvent]:
         """Moves bytes, and tells what has ended since."""
@@ -215,7 +214,8 @@ class DecodeWorker:
 
     def _cancel(self, fetch: int) -> None:
         """Ends the reads of a fetch; those that never began have ended."""
-        if self._fenced.pop(fetch, None) is not None:
+        for fence in [fence for fence, command in self._fenced.items() if command.fetch == fetch]:
+            del self._fenced[fence]
             self._reads[fetch] = _Reads(self._clock())
         for handle in self._reads[fetch].handles if fetch in self._reads else ():
             self._transport.cancel(handle)
@@ -252,9 +252,17 @@ class DecodeWorker:
             reads.rows += parts
 
     def _rows(self, peer: _Peer, command: PostReads) -> RequestDescriptors:
+        """The rows of one command.
+
+        What is behind the last token of a part may be being written, so only whole requests are padded, and these only
+        where their last token is still to be moved.
+        """
+        portion = command.portion
+        padding = peer.padding if portion is None or portion.others else 1
+        start_token = command.start_token if portion is None else portion.kept_start
         return peer.plan.descriptors(
             self._own, command.source_tables, command.target_tables,
-            padded(command.num_tokens, command.start_token, peer.padding), command.start_token, command.salt,
+            padded(command.num_tokens, start_token, padding), command.start_token, command.salt, portion,
         )  # fmt: skip
 
     def _look_at_reads(self, fetch: int, reads: _Reads) -> None:
