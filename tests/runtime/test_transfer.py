@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvweave.errors import KVWeaveError, LocalProtocolError, TransferRefused, TransportError
-from kvweave.protocol.effects import FailureReason, ReleaseReason
+from kvweave.protocol.effects import ReleaseReason
 from kvweave.runtime import Fetch, ProgressiveTransfer, new_transfer_id
-from kvweave.runtime.transfer import checked_transfer_id, kept_groups
-from tests.runtime.pair import PATIENCE, SOURCE_BLOCKS, TARGET_BLOCKS, Pair, joined, wait_until
+from tests.runtime.pair import PATIENCE, SOURCE_BLOCKS, TARGET_BLOCKS, Pair, joined
 
 
 @pytest.fixture
