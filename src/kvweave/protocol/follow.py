@@ -11,7 +11,7 @@ Rules:
   if the final offer says that its generation still holds; from the first one on that does not, all is read again.
 - One fetch at a time, of the newest offer, which covers all earlier ones. So no two of them write into one block, and
   a part that cannot be read is made up for by the next one.
-- The final offer is held while a part is still being read, and fetched then.
+- The final offer is held while a part is still being read, or there is no room for it yet, and fetched then.
 - One report each, ``Delivered`` or ``Failed``; ``Reusable`` follows a failure once no fetch of it is left.
 - Whoever gives up before the final offer was heard says so (``Leave``), so that it is not kept for a whole lease.
 """
@@ -35,7 +35,7 @@ from kvweave.protocol.effects import (
     Send,
     WantPeer,
 )
-from kvweave.protocol.follow_entry import FollowEntry, Pursuit, reference_of
+from kvweave.protocol.follow_entry import FollowEntry, Pursuit, Target, reference_of
 from kvweave.protocol.messages import Ended, Offered, RefusalReason
 from kvweave.protocol.states import FollowEvent, FollowState
 from kvweave.protocol.timers import Timers
@@ -98,6 +98,16 @@ class FollowBook:
             return (WantPeer(pursuit.address),)
         entry.step(FollowEvent.PEER_READY)
         return self._ask(now, entry)
+
+    def begin(self, number: int, target: Target) -> Effects:
+        """What is offered is read into ``target`` from now on; of one that has ended nothing is."""
+        entry = self._entries.get(number)
+        if entry is None or entry.state is FollowState.DRAINING:
+            return ()
+        if entry.target is not None:
+            raise LocalProtocolError(f"follow {number}: it was begun before; make a new one")
+        entry.target = target
+        return self._advance(entry)
 
     def abort(self, now: float, number: int) -> Effects:
         """Ends one from our side; an unknown or finished one is ignored."""
@@ -194,6 +204,9 @@ class FollowBook:
 
     def _hear(self, now: float, entry: FollowEntry, offered: Offered) -> Effects:
         """A newer offer: it is fetched now, or when the fetch before it has ended."""
+        doubts = entry.doubts(offered)
+        if doubts is not None:
+            return self._give_up(now, entry, FailureReason.WRONG_REFERENCE, doubts)
         void = entry.hear(offered)
         effects: Effects = (AbortPart(entry.part),) if void and entry.part is not None else ()
         if not offered.final:
@@ -203,11 +216,8 @@ class FollowBook:
             return effects + self._advance(entry)
         entry.step(FollowEvent.FINISHED)
         self._timers.cancel(entry.number)
-        if offered.num_tokens < entry.pursuit.start_token:
-            text = f"{offered.num_tokens} tokens were offered, wanted are those from {entry.pursuit.start_token} on"
-            return effects + self._give_up(now, entry, FailureReason.WRONG_REFERENCE, text)
         entry.final = next(self._numbers)
-        if entry.part is not None:
+        if entry.part is not None or entry.target is None:
             address = entry.pursuit.address
             entry.fetches.add(entry.final)
             self._owners[entry.final] = entry
@@ -216,8 +226,8 @@ class FollowBook:
 
     def _advance(self, entry: FollowEntry) -> Effects:
         """Fetches the newest offer, if no other fetch writes into the same blocks."""
-        offered, engine_id = entry.newest, self._engine_ids.get(entry.pursuit.address)
-        if entry.part is not None or offered is None or engine_id is None:
+        offered, engine_id, target = entry.newest, self._engine_ids.get(entry.pursuit.address), entry.target
+        if entry.part is not None or offered is None or engine_id is None or target is None:
             return ()
         if not offered.final and offered.num_tokens <= entry.read_tokens:
             return ()
@@ -226,7 +236,7 @@ class FollowBook:
         if offered.final:
             entry.step(FollowEvent.PARTS_END)
         self._owners[number] = entry
-        return (entry.fetch(number, offered, engine_id),)
+        return (entry.fetch(number, offered, engine_id, target),)
 
     def _lose(self, now: float, entry: FollowEntry, text: str) -> Effects:
         if entry.state is FollowState.FOLLOWING and not entry.seen and not entry.moved:

@@ -15,13 +15,29 @@ from kvweave.protocol.states import FOLLOW, FollowEvent, FollowState
 
 @dataclass(frozen=True, slots=True)
 class Pursuit:
-    """What is wanted of a transfer: where it is prefilled, and where its tokens from ``start_token`` on go.
+    """Which transfer is followed, and where it is prefilled.
 
-    ``fence``: see ``PostReads``.
+    ``num_tokens`` and ``prompt``, where given, are how many tokens it must have in the end and what it must be called.
     """
 
     address: str
     transfer_id: str
+    num_tokens: int | None = None
+    prompt: str | None = None
+
+    def doubts(self, offered: Offered) -> str | None:
+        """Why an offer is not of what is wanted; None when it is."""
+        if self.prompt is not None and offered.prompt != self.prompt:
+            return "another prompt was prefilled; send the same request to both engines"
+        if offered.final and self.num_tokens not in (None, offered.num_tokens):
+            return f"{offered.num_tokens} tokens were offered, wanted are {self.num_tokens}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the tokens of a followed transfer go, from ``start_token`` on. ``fence``: see ``PostReads``."""
+
     tables: Mapping[str, tuple[int, ...]]
     start_token: int = 0
     fence: int | None = None
@@ -40,14 +56,15 @@ class Part:
 class FollowEntry:
     """The record of one followed transfer.
 
-    ``parts`` have been read, each from where the one before ended; ``reading`` is the one under way. ``newest`` is an
-    offer that was heard and not yet fetched. ``fetches`` are the numbers of all fetches of it that have not ended,
-    ``part`` is the one that reads or may still write, ``final`` that of the final offer. ``moved``: it was asked for
-    once more, at the engine that took the first one's place.
+    Nothing is read before it has a ``target``. ``parts`` have been read, each from where the one before ended;
+    ``reading`` is the one under way. ``newest`` is an offer that was heard and not yet fetched. ``fetches`` are the
+    numbers of all fetches of it that have not ended, ``part`` is the one that reads or may still write, ``final`` that
+    of the final offer. ``moved``: it was asked for once more, at the engine that took the first one's place.
     """
 
     number: int
     pursuit: Pursuit
+    target: Target | None = None
     state: FollowState = FOLLOW.initial
     seen: int = 0
     moved: bool = False
@@ -75,7 +92,16 @@ class FollowEntry:
     @property
     def read_tokens(self) -> int:
         """Up to which token the arrays that keep all tokens are here."""
-        return self.parts[-1].stop_token if self.parts else self.pursuit.start_token
+        if self.parts:
+            return self.parts[-1].stop_token
+        return 0 if self.target is None else self.target.start_token
+
+    def doubts(self, offered: Offered) -> str | None:
+        """Why an offer is of no use; None when it is."""
+        start_token = 0 if self.target is None else self.target.start_token
+        if offered.final and offered.num_tokens < start_token:
+            return f"{offered.num_tokens} tokens were offered, wanted are those from {start_token} on"
+        return self.pursuit.doubts(offered)
 
     def hear(self, offered: Offered) -> bool:
         """Takes a newer offer, and forgets the parts that do not hold any more; whether the one under way is such."""
@@ -91,18 +117,17 @@ class FollowEntry:
         if part is not None and (self.newest is None or self._follows_on(part, self.newest)):
             self.parts.append(part)
 
-    def fetch(self, number: int, offered: Offered, engine_id: str) -> FetchPart:
+    def fetch(self, number: int, offered: Offered, engine_id: str, target: Target) -> FetchPart:
         """The fetch of an offer from where the parts before it end."""
-        pursuit, portion = self.pursuit, Portion(min(self.read_tokens, offered.num_tokens), offered.final)
+        address, portion = self.pursuit.address, Portion(min(self.read_tokens, offered.num_tokens), offered.final)
         self.part = number
         self.fetches.add(number)
         if not offered.final:
             self.reading = Part(offered.offer.generation, portion.kept_start, offered.num_tokens)
-        start_token = pursuit.start_token if offered.final else portion.kept_start
-        reference = reference_of(pursuit.address, engine_id, offered)
-        return FetchPart(
-            self.number, number, Order(pursuit.address, reference, pursuit.tables, start_token, pursuit.fence, portion)
-        )
+        start_token = target.start_token if offered.final else portion.kept_start
+        reference = reference_of(address, engine_id, offered)
+        order = Order(address, reference, target.tables, start_token, target.fence, portion)
+        return FetchPart(self.number, number, order)
 
     def _follows_on(self, part: Part, offered: Offered) -> bool:
         return part.start_token == self.read_tokens and part.generation in offered.confirmed

@@ -265,6 +265,7 @@ class Follow(Message, frozen=True, tag="follow"):
 class Offered(Message, frozen=True, tag="offered"):
     """The newest offer of a followed transfer, number ``sequence``: of all tokens prefilled so far, or ``final``.
 
+    ``prompt`` is what the prefill engine calls the prompt, for a decode engine that knows what it must be called.
     ``confirmed`` are the generations of earlier offers whose blocks are still as they were offered; what was read under
     another one is void.
     """
@@ -276,6 +277,7 @@ class Offered(Message, frozen=True, tag="offered"):
     num_tokens: TokenCount
     tables: BlockTables
     confirmed: Annotated[tuple[Number, ...], Meta(max_length=MOST_CHUNKS)]
+    prompt: Annotated[str, Meta(max_length=200)] = ""
 
 
 class Ended(Message, frozen=True, tag="ended"):

@@ -39,7 +39,7 @@ from kvweave.protocol.effects import (
 )
 from kvweave.protocol.fetch import FetchBook
 from kvweave.protocol.follow import FollowBook
-from kvweave.protocol.follow_entry import Pursuit
+from kvweave.protocol.follow_entry import Pursuit, Target
 from kvweave.protocol.handshake import HolderOf, PeerBook, Reception, itself
 from kvweave.protocol.messages import (
     Claim,
@@ -101,9 +101,9 @@ class PrefillSide:
         """See ``OfferBook.withdraw``."""
         return self._withdraw(now, self.offers.withdraw(now, key))
 
-    def begin_transfer(self, now: float, transfer_id: str) -> None:
+    def begin_transfer(self, now: float, transfer_id: str, prompt: str = "") -> None:
         """See ``TransferBook.begin``."""
-        self.transfers.begin(now, transfer_id)
+        self.transfers.begin(now, transfer_id, prompt)
 
     def offer_part(
         self, now: float, transfer_id: str, reference: OfferReference, final: bool, lease_seconds: float | None = None
@@ -241,6 +241,10 @@ class DecodeSide:
     def follow(self, now: float, number: int, pursuit: Pursuit) -> tuple[DecodeEffect, ...]:
         """See ``FollowBook.follow``; numbers are those of fetches, below ``FIRST_PART``."""
         return self._settle(now, self.follows.follow(now, number, pursuit))
+
+    def begin_followed(self, now: float, number: int, target: Target) -> tuple[DecodeEffect, ...]:
+        """See ``FollowBook.begin``."""
+        return self._settle(now, self.follows.begin(number, target))
 
     def abort(self, now: float, number: int) -> tuple[DecodeEffect, ...]:
         """Ends a fetch or a followed transfer; see ``FetchBook.abort`` and ``FollowBook.abort``."""

@@ -52,6 +52,7 @@ class _Follower:
 @dataclass(slots=True)
 class _Transfer:
     begun: bool
+    prompt: str = ""
     follower: _Follower | None = None
     waiting_for: Hashable = None
     left: bool = False
@@ -76,10 +77,14 @@ class TransferBook:
     def __len__(self) -> int:
         return len(self._transfers)
 
-    def begin(self, now: float, transfer_id: str) -> None:
-        """The engine begins to prefill what has this id; the caller begins no id twice while it lives."""
+    def begin(self, now: float, transfer_id: str, prompt: str = "") -> None:
+        """The engine begins to prefill what has this id; the caller begins no id twice while it lives.
+
+        ``prompt`` is what followers are told that the prompt is called.
+        """
         transfer = self._transfers.setdefault(transfer_id, _Transfer(begun=True))
         self._wait_no_longer(transfer)
+        transfer.prompt = prompt
         self._ended.pop(transfer_id, None)
         self._timers.set(transfer_id, now + MOST_OFFER_SECONDS)
 
@@ -208,7 +213,7 @@ class TransferBook:
             return ()
         offered = Offered(
             follower.follow, transfer.sequence, newest.offer == transfer.final, newest.offer, newest.num_tokens,
-            dict(newest.tables), transfer.confirmed,
+            dict(newest.tables), transfer.confirmed, transfer.prompt,
         )  # fmt: skip
         return (Send(follower.connection, offered),)
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from kvweave.core.layout import EngineLayout
-from kvweave.protocol.follow_entry import Pursuit
+from kvweave.protocol.follow_entry import Pursuit, Target
 from kvweave.protocol.order import Order
 from kvweave.protocol.reference import OfferReference
 from kvweave.runtime.drains import Drain
@@ -61,4 +61,12 @@ class BeginFollow:
     pursuit: Pursuit
 
 
-DecodeCommand = Hold | Begin | BeginFollow | Abort | Connect | Drain
+@dataclass(frozen=True, slots=True)
+class BeginFollowed:
+    """Read what a followed transfer offers into blocks of ours."""
+
+    fetch: Fetch
+    target: Target
+
+
+DecodeCommand = Hold | Begin | BeginFollow | BeginFollowed | Abort | Connect | Drain

@@ -39,7 +39,7 @@ from kvweave.runtime.checksums import ChecksumBook
 from kvweave.runtime.clock import Clock
 from kvweave.runtime.commands import CommandQueue
 from kvweave.runtime.control import ControlClient
-from kvweave.runtime.decode_commands import Abort, Begin, BeginFollow, Connect, DecodeCommand, Hold, Peer
+from kvweave.runtime.decode_commands import Abort, Begin, BeginFollow, BeginFollowed, Connect, DecodeCommand, Hold, Peer
 from kvweave.runtime.desk import Desk
 from kvweave.runtime.drains import Drain, Drains
 from kvweave.runtime.events import (
@@ -174,6 +174,8 @@ class DecodeCoordinator:
                 self._recorder.add("fetches")
                 self._records[fetch.number] = self._new_record(now, command)
                 self._perform(self._side.follow(now, fetch.number, pursuit))
+            case BeginFollowed(fetch, target):
+                self._perform(self._side.begin_followed(now, fetch.number, target))
             case Abort(number):
                 self._perform(self._side.abort(now, number))
             case Connect(address, future):

@@ -31,7 +31,14 @@ from kvweave.runtime.links import Patient
 from kvweave.runtime.metrics import Metrics, Observer, Recorder
 from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_names, require_workers
 from kvweave.runtime.polling import PollingThread
-from kvweave.runtime.prefill_coordinator import Offer, PrefillCommand, PrefillCoordinator, Released, Withdraw
+from kvweave.runtime.prefill_coordinator import (
+    BeginTransfer,
+    Offer,
+    PrefillCommand,
+    PrefillCoordinator,
+    Released,
+    Withdraw,
+)
 from kvweave.runtime.tables import checked_tables
 from kvweave.runtime.tracing import Attributes, NoTracer, Span, Tracer
 from kvweave.runtime.transfer import Making, OnRelease, ProgressiveTransfer, checked_transfer_id
@@ -121,9 +128,10 @@ class PrefillEngine(Closing):
         tables = checked_tables("source", self.layout, blocks)
         return self._make(Making(request_id, num_tokens, tables, on_release, lease_seconds, traceparent))
 
-    def begin_transfer(self, transfer_id: str, request_id: str) -> ProgressiveTransfer:
+    def begin_transfer(self, transfer_id: str, request_id: str, prompt: str = "") -> ProgressiveTransfer:
         """A prompt that is offered while it is prefilled, to whoever follows this id (``DecodeEngine.follow``).
 
+        Where the follower says what the prompt is called, it must be this ``prompt``, such as a hash of its tokens.
         Raises ``LocalProtocolError`` for an id that could be guessed, or that another request has at this moment.
         """
         self._require_taking(request_id)
@@ -133,8 +141,9 @@ class PrefillEngine(Closing):
                 raise LocalProtocolError(f"request {request_id[:40]!r}: another one has its transfer id; make a new id")
             self._transfer_ids.add(transfer_id)
         return ProgressiveTransfer(
-            transfer_id, request_id, self.layout, self._make, self._submit, self._transfer_ids.discard
-        )
+            BeginTransfer(transfer_id, prompt), request_id, self.layout, self._make, self._submit,
+            self._transfer_ids.discard,
+        )  # fmt: skip
 
     def withdraw(self, reference: OfferReference) -> None:
         """Takes an offer back. It is released at once, or when the engine that reads it has finished.

@@ -81,9 +81,10 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class BeginTransfer:
-    """A prompt will be offered while it is prefilled."""
+    """A prompt will be offered while it is prefilled; ``prompt`` is what followers are told that it is called."""
 
     transfer_id: str
+    prompt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +191,8 @@ class PrefillCoordinator:
                 self._perform(self._side.drain())
             case Withdraw(offer):
                 self._perform(self._side.withdraw(now, offer))
-            case BeginTransfer(transfer_id):
-                self._side.begin_transfer(now, transfer_id)
+            case BeginTransfer(transfer_id, prompt):
+                self._side.begin_transfer(now, transfer_id, prompt)
             case Retract(transfer_id):
                 self._perform(self._side.retract_parts(now, transfer_id))
             case Abandon(transfer_id):

@@ -52,21 +52,21 @@ class ProgressiveTransfer:
 
     def __init__(
         self,
-        transfer_id: str,
+        begin: BeginTransfer,
         request_id: str,
         layout: EngineLayout,
         make: Callable[[Making], OfferReference | None],
         submit: Callable[[PrefillCommand], None],
         forget: Callable[[str], None],
     ) -> None:
-        self._transfer_id = transfer_id
+        self._transfer_id = begin.transfer_id
         self._request_id = request_id
         self._layout = layout
         self._make = make
         self._submit = submit
         self._forget = forget
         self._over = False
-        self._submit(BeginTransfer(transfer_id))
+        self._submit(begin)
 
     def offer_chunk(
         self, num_tokens: int, blocks: BlockTables, on_release: OnRelease | None = None
