@@ -106,10 +106,9 @@ class Proxy:
     async def _pair(self, request: web.Request, body: Body, decode: str) -> web.StreamResponse:
         place, transfer_id = self._prefill_turns.take(), new_transfer_id()
         server, rank = self._ranks[place]
-        prefilling = asyncio.create_task(self._ask(request, server.url, prefill_body(body, transfer_id), rank))
-        answering = asyncio.create_task(
-            self._first(request, decode, decode_body(body, transfer_id, server.peers[rank]))
-        )
+        wanted = decode_body(body, transfer_id, server.peers[rank])
+        prefilling = asyncio.create_task(self._ask(request, server, rank, prefill_body(body, transfer_id)))
+        answering = asyncio.create_task(self._first(request, decode, wanted))
         try:
             await asyncio.wait((prefilling, answering), return_when=asyncio.FIRST_COMPLETED)
             if prefilling.done() and not answering.done():
@@ -121,10 +120,10 @@ class Proxy:
             self._prefill_turns.leave(place)
             await _end(prefilling, answering)
 
-    async def _ask(self, request: web.Request, url: str, body: Body, rank: int) -> tuple[int, bytes]:
-        """A whole answer."""
-        headers = _headers(request) | {"X-data-parallel-rank": str(rank)}
-        async with self._http.post(url + request.path_qs, json=body, headers=headers) as response:
+    async def _ask(self, request: web.Request, server: PrefillServer, rank: int, body: Body) -> tuple[int, bytes]:
+        """The whole answer of that data parallel rank, whose control channel the decode server is told."""
+        headers = _headers(request) | ({"X-data-parallel-rank": str(rank)} if len(server.peers) > 1 else {})
+        async with self._http.post(server.url + request.path_qs, json=body, headers=headers) as response:
             return response.status, await response.read()
 
     async def _first(self, request: web.Request, url: str, body: Body) -> _Answer:
