@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvweave.core.array import Axis, CacheArray, ChunkReach, DType, Reach, TokenAxis, WindowReach
+from kvweave.core.array import Axis, CacheArray, ChunkReach, DType, TokenAxis, WindowReach
 from kvweave.core.cache_config import CacheConfig
 from kvweave.core.plan import TransferPlan, plan_transfer
 from kvweave.core.portion import Portion, keeps_all_tokens

@@ -1,4 +1,4 @@
-"""Progressive transfers on the prefill side: who hears of which offer, which still hold, and when they are withdrawn."""
+"""Progressive transfers on the prefill side: who hears of which offer, which hold, when they are withdrawn."""
 
 from __future__ import annotations
 

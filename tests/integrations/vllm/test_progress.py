@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from tests.integrations.vllm.layers import Layer
 from tests.integrations.vllm.scheduling import (
     FULL,
     MIXED,
-    RequestStatus,
     Two,
     check_settled,
     prompt_of,
