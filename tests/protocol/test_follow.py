@@ -226,6 +226,20 @@ def test_who_gives_up_says_so_until_it_is_heard(followed: Followed) -> None:
     assert followed.book.get_timer() is None
 
 
+def test_who_gives_up_before_the_peer_is_known_says_so_when_it_is() -> None:
+    followed = Followed(ready=False)
+    assert messages(followed.book.abort(2.0, NUMBER)) == []
+    assert messages(followed.book.peer_ready(3.0, ADDRESS, ENGINE)) == [Leave(NUMBER, ID)]
+
+
+def test_who_gives_up_on_a_peer_that_never_comes_has_nothing_to_say() -> None:
+    followed = Followed(ready=False)
+    followed.book.abort(2.0, NUMBER)
+    followed.book.peer_failed(3.0, ADDRESS, "nobody listens", ())
+    assert followed.book.over
+    assert followed.book.get_timer() is None
+
+
 def test_leaving_is_not_said_for_ever(followed: Followed) -> None:
     followed.book.abort(2.0, NUMBER)
     for moment in (3.0, 5.0, 9.0):

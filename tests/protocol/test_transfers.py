@@ -109,6 +109,13 @@ def test_who_leaves_is_answered_and_nothing_is_kept_for_him(book: TransferBook) 
     assert book.receive(102.0, "a", GUEST, Leave(7, ID))[1] == ()
 
 
+def test_who_leaves_before_it_begins_has_left_when_it_does() -> None:
+    book = TransferBook()
+    assert ended(book.receive(100.0, "a", GUEST, Leave(7, ID))[0]) is RefusalReason.RELEASED
+    book.begin(101.0, ID)
+    assert book.follower_left(ID)
+
+
 def test_a_stranger_cannot_leave_for_another(book: TransferBook) -> None:
     book.receive(101.0, "b", OTHER, Leave(7, ID))
     assert book.wants(ID)

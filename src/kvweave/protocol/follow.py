@@ -125,7 +125,8 @@ class FollowBook:
         waiting = [entry for entry in self._at(address) if entry.state is FollowState.AWAITING_PEER]
         for entry in waiting:
             entry.step(FollowEvent.PEER_READY)
-        return _joined(self._ask(now, entry) for entry in waiting)
+        left = [leaving for leaving in self._leaving.values() if leaving.entry.pursuit.address == address]
+        return _joined(self._ask(now, entry) for entry in waiting) + _joined(self._leave(now, one) for one in left)
 
     def peer_lost(self, now: float, address: str, text: str) -> Effects:
         """A peer that was ready is gone: what has brought nothing yet tries once more."""
@@ -137,7 +138,9 @@ class FollowBook:
         """No connection to the peer came about."""
         reason = FailureReason.INCOMPATIBLE if problems else FailureReason.PEER_LOST
         waiting = [entry for entry in self._at(address) if entry.state is FollowState.AWAITING_PEER]
-        return _joined(self._give_up(now, entry, reason, text, tuple(problems)) for entry in waiting)
+        effects = _joined(self._give_up(now, entry, reason, text, tuple(problems)) for entry in waiting)
+        self._forget_leaving(address)
+        return effects
 
     def receive(self, now: float, address: str, message: Offered | Ended) -> Effects:
         """What one message of a peer causes; late and repeated ones change nothing."""
@@ -256,6 +259,10 @@ class FollowBook:
         left: Effects = ()
         if entry.state is FollowState.FOLLOWING and entry.pursuit.address in self._engine_ids:
             left = self._leave(now, _Leaving(entry, now + self._timing.answer_seconds, self._timing.resend_seconds))
+        elif entry.state is FollowState.AWAITING_PEER:
+            until = now + self._timing.handshake_seconds
+            self._leaving[entry.number] = _Leaving(entry, until, self._timing.resend_seconds)
+            self._leave_timers.set(entry.number, until)
         entry.step(FollowEvent.GIVE_UP)
         self._timers.cancel(entry.number)
         aborted = tuple(AbortPart(number) for number in sorted(entry.fetches))

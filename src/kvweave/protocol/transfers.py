@@ -142,7 +142,7 @@ class TransferBook:
     ) -> tuple[Sends, tuple[OfferKey, ...]]:
         """What a follower causes: what to tell him, and offers to withdraw."""
         if isinstance(message, Leave):
-            return self._leave(connection, guest, message)
+            return self._leave(now, connection, guest, message)
         transfer = self._transfers.get(message.transfer_id)
         if transfer is None:
             return self._wait_for(now, _Follower(guest, message.follow, connection), message.transfer_id), ()
@@ -187,12 +187,17 @@ class TransferBook:
         self._timers.set(transfer_id, now + UNSEEN_SECONDS)
         return ()
 
-    def _leave(self, connection: Hashable, guest: Guest, message: Leave) -> tuple[Sends, tuple[OfferKey, ...]]:
+    def _leave(
+        self, now: float, connection: Hashable, guest: Guest, message: Leave
+    ) -> tuple[Sends, tuple[OfferKey, ...]]:
         """Whoever leaves is told that it was heard. A transfer that was not begun yet is remembered as left."""
         confirmed = _ended(connection, message.follow, RefusalReason.RELEASED)
-        transfer = self._transfers.get(message.transfer_id)
-        follower = None if transfer is None else transfer.follower
-        if transfer is None or follower is None or not follower.is_of(guest, message):
+        leaving = _Follower(guest, message.follow, connection)
+        if message.transfer_id not in self._transfers and self._wait_for(now, leaving, message.transfer_id):
+            return confirmed, ()
+        transfer = self._transfers[message.transfer_id]
+        transfer.follower = transfer.follower or leaving
+        if not transfer.follower.is_of(guest, message):
             return confirmed, ()
         transfer.left = True
         keys = (*transfer.chunks, *(() if transfer.final is None else (transfer.final,)))
