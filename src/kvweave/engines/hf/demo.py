@@ -46,7 +46,10 @@ class Contact:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One run. ``difference`` is the position of the first token that differs from one engine's, None if none does."""
+    """One run. ``difference`` is the position of the first token that differs from one engine's, None if none does.
+
+    ``early_bytes`` of all bytes moved while the prompt was being prefilled.
+    """
 
     model: str
     prompt_tokens: int
@@ -56,11 +59,11 @@ class Demonstration:
     contacts: tuple[Contact, ...]
     nbytes: int
     rows: int
-    early_bytes: int
     prefill_seconds: float
     transfer_seconds: Mapping[str, float]
     decode_seconds: float
     blocks_left: int
+    early_bytes: int = 0
 
     @property
     def difference(self) -> int | None:
