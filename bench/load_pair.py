@@ -70,6 +70,11 @@ class Memory:
             layout = layout.relocated(rank.coordinates, [Region(b.ctypes.data, b.nbytes) for b in buffers])
         self.layout = layout
 
+    def wipe(self) -> None:
+        """Makes every byte 0."""
+        for buffer in self._buffers:
+            buffer.fill(0)
+
     def bytes_that_are(self, value: int) -> int:
         """How many bytes have that value."""
         return sum(int(np.count_nonzero(buffer == value)) for buffer in self._buffers)

@@ -49,6 +49,14 @@ def show(shown, capsys):
     return " ".join(capsys.readouterr().out.split())
 
 
+def test_what_moved_early_is_told_apart(capsys):
+    assert "8 KiB of 8 prompt tokens in 12 pieces over NIXL, 6 KiB of it while they" in show(
+        replace(SHOWN, early_bytes=6144), capsys
+    )
+    assert "while they" not in show(SHOWN, capsys)
+    assert demo_command._document(replace(SHOWN, early_bytes=6144))["early_bytes"] == 6144
+
+
 def test_the_help_names_its_options_examples_and_keys(run):
     shown = run("demo", "--help").stdout
     assert [

@@ -105,6 +105,12 @@ def test_a_dry_run_as_a_document_has_every_deployment(run_document, model):
     assert all(isinstance(each["command"], list) and isinstance(each["environment"], dict) for each in found)
 
 
+def test_a_progressive_fleet_has_a_proxy_in_the_router_s_place(run_document, model):
+    *_, proxy = planned(run_document, model, *SIDES, "--progressive", "--port", "24500")
+    assert (proxy["name"], proxy["url"]) == ("proxy", "http://127.0.0.1:24500")
+    assert "kvweave.serving.proxy" in proxy["command"]
+
+
 def test_a_dry_run_makes_no_folder(run, model, tmp_path):
     run("serve", model, *SIDES, "--dry-run", "--logs", str(tmp_path / "logs"))
     assert not (tmp_path / "logs").exists()

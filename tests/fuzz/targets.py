@@ -15,6 +15,7 @@ import kvweave as kw
 from kvweave.cli.engine_file import read_engine_file
 from kvweave.cli.engine_text import describe_engine, parse_engine
 from kvweave.core.layout import Region
+from kvweave.core.portion import Portion
 from kvweave.errors import (
     ConfigurationError,
     KVWeaveError,
@@ -26,7 +27,8 @@ from kvweave.errors import (
 from kvweave.protocol.codec import decode, encode
 from kvweave.protocol.description import decode_layout, encode_layout
 from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads, RetryReads
-from kvweave.protocol.fetch_entry import Order
+from kvweave.protocol.follow_entry import Pursuit
+from kvweave.protocol.follow_entry import Target as FollowTarget
 from kvweave.protocol.handshake import MOST_GUESTS
 from kvweave.protocol.messages import (
     Acknowledge,
@@ -36,12 +38,15 @@ from kvweave.protocol.messages import (
     Claim,
     Claimed,
     EngineRole,
+    Follow,
     HandshakeRefused,
     HandshakeReply,
     HandshakeRequest,
     Heartbeat,
     HeartbeatReply,
     Incompatible,
+    Leave,
+    Offered,
     OfferKey,
     Problem,
     RankAgent,
@@ -51,6 +56,8 @@ from kvweave.protocol.messages import (
     Renewed,
     Revoked,
 )
+from kvweave.protocol.messages import Ended as FollowEnded
+from kvweave.protocol.order import Order
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import DecodeSide, PrefillSide
 from kvweave.runtime.events import Connected, NotConnected, ReadFailed, ReadsEnded, ReadStatistics
@@ -84,6 +91,7 @@ class Target:
 
 
 LAYOUT = small_layout(2)
+TRANSFER = "a transfer id that nobody guesses"
 OFFER = key()
 FROM_DECODE = [
     HandshakeRequest(1, "decode-1", EngineRole.DECODE, 2, (0, 1)),
@@ -93,6 +101,8 @@ FROM_DECODE = [
     Acknowledge(1, OFFER, (0, 1)),
     Heartbeat((OFFER, OfferKey("other", 2))),
     ChecksumRequest(1, OFFER, 0, 0, (4096, 8192), (16, 16)),
+    Follow(1, TRANSFER, 0),
+    Leave(1, TRANSFER),
 ]
 FROM_PREFILL = [
     HandshakeReply(1, "prefill-1", 30.0, encode_layout(LAYOUT), (RankAgent(0, b"a"), RankAgent(1, b"b"))),
@@ -104,10 +114,12 @@ FROM_PREFILL = [
     Acknowledged(1, (0, 1)),
     HeartbeatReply(((OFFER, RefusalReason.RELEASED),), 1.0),
     Checksums(1, 0, (5, 6)),
+    Offered(2, 1, True, OfferKey("followed", 5), 10, dict(TABLES), (3, 4), "prompt"),
+    FollowEnded(2, RefusalReason.WITHDRAWN, "gone"),
 ]
 COMMANDS = [
     ConnectPeer(ADDRESS, 1, LAYOUT, (b"a", b"b")), DropPeer(ADDRESS), CancelReads(1), Adopt(0, LAYOUT), Attend(True),
-    PostReads(1, ADDRESS, TABLES, TARGETS, 0, 10, 3), RetryReads(1, 0), End(),
+    PostReads(1, ADDRESS, TABLES, TARGETS, 0, 10, 3, 4, Portion(5, others=True)), RetryReads(1, 0), End(),
 ]  # fmt: skip
 EVENTS = [
     Connected(ADDRESS, 1, 0), NotConnected(ADDRESS, 1, 0, "no"),
@@ -216,6 +228,8 @@ def _decode_side(data: bytes) -> None:
     """A side in the middle of a fetch hears it."""
     side = DecodeSide("decode-1", LAYOUT, TIMING)
     side.fetch(0.0, 1, Order(ADDRESS, reference(), TARGETS))
+    side.follow(0.0, 2, Pursuit(ADDRESS, TRANSFER))
+    side.begin_followed(0.0, 2, FollowTarget(TARGETS))
     side.receive(0.0, ADDRESS, decode(data))
     for message in FROM_PREFILL[:1]:
         side.receive(0.0, ADDRESS, message)

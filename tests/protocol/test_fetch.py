@@ -18,7 +18,6 @@ from kvweave.protocol.effects import (
     WantPeer,
 )
 from kvweave.protocol.fetch import FetchBook
-from kvweave.protocol.fetch_entry import Order
 from kvweave.protocol.messages import (
     MOST_BEATS,
     Acknowledge,
@@ -33,6 +32,7 @@ from kvweave.protocol.messages import (
     Renewed,
     Revoked,
 )
+from kvweave.protocol.order import Order
 from kvweave.protocol.states import FetchState
 from tests.protocol.examples import ADDRESS, ENGINE, TABLES, TARGETS, TIMING, key, messages, of_type, reference
 

@@ -1,4 +1,4 @@
-"""Every pair of state and event, in all three tables: it leads where the table says, or is somebody's mistake."""
+"""Every pair of state and event, in all tables: it leads where the table says, or is somebody's mistake."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import pytest
 from kvweave.errors import LocalProtocolError, RemoteProtocolError
 from kvweave.protocol.states import (
     FETCH,
+    FOLLOW,
     OFFER,
     PEER,
     FetchEvent,
     FetchState,
+    FollowEvent,
+    FollowState,
     OfferEvent,
     OfferState,
     PeerEvent,
@@ -26,6 +29,7 @@ LIVES = {
     "peer": (PEER, PeerState, PeerEvent),
     "offer": (OFFER, OfferState, OfferEvent),
     "fetch": (FETCH, FetchState, FetchEvent),
+    "follow": (FOLLOW, FollowState, FollowEvent),
 }
 PAIRS = [
     (name, state, event) for name, (_, states, events) in LIVES.items() for state, event in product(states, events)
@@ -56,7 +60,9 @@ def test_terminal_states_are_the_ends_of_the_lives() -> None:
     ends = {
         name: {state.value for state in states if table.terminal(state)} for name, (table, states, _) in LIVES.items()
     }
-    assert ends == {"peer": {"lost"}, "offer": {"released", "expired", "withdrawn"}, "fetch": {"delivered", "failed"}}
+    reports = {"delivered", "failed"}
+    offers = {"released", "expired", "withdrawn"}
+    assert ends == {"peer": {"lost"}, "offer": offers, "fetch": reports, "follow": reports}
 
 
 def test_pinned_offers_end_by_their_lease_whatever_happened() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kvweave.errors import LocalProtocolError
 from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads
-from kvweave.protocol.fetch_entry import Order
+from kvweave.protocol.order import Order
 from kvweave.protocol.sides import DecodeSide, PrefillSide
 from kvweave.protocol.states import FetchState
 from kvweave.protocol.timing import Timing

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 import kvweave as kw
 from kvweave.core.parallel import RankCoordinates
+from kvweave.core.portion import Portion
 from kvweave.errors import Mismatch, RemoteProtocolError, TransportError, TransportErrorKind
 from kvweave.protocol.effects import CancelReads, ConnectPeer, DropPeer, FailureReason, PostReads, RetryReads
 from kvweave.protocol.messages import RefusalReason
@@ -29,6 +32,7 @@ READS = PostReads(7, "host:1", {"full": (1, 2)}, {"full": (-1, 5)}, 3, 40, 9)
 COMMANDS = [
     DropPeer("host:1"),
     READS,
+    replace(READS, fence=12, portion=Portion(20, others=True)),
     RetryReads(7, 3),
     CancelReads(7),
     Attend(busy=True),

@@ -190,7 +190,7 @@ def test_closing_ends_the_transport(joined: Joined) -> None:
 
 
 def test_fenced_reads_begin_when_their_memory_is_ready(joined: Joined) -> None:
-    joined.post(fenced=True)
+    joined.post(fence=7)
     assert joined.rounds() == []
     assert not joined.decode.busy
     joined.decode.allow(7)
@@ -199,12 +199,12 @@ def test_fenced_reads_begin_when_their_memory_is_ready(joined: Joined) -> None:
 
 def test_memory_that_is_ready_first_holds_nothing_up(joined: Joined) -> None:
     joined.decode.allow(7)
-    joined.post(fenced=True)
+    joined.post(fence=7)
     assert [type(event) for event in joined.rounds()] == [ReadsEnded]
 
 
 def test_fenced_reads_that_are_cancelled_end_without_a_byte(joined: Joined) -> None:
-    joined.post(fenced=True)
+    joined.post(fence=7)
     joined.decode.submit(CancelReads(7))
     (ended,) = joined.rounds()
     assert ended.statistics.bytes_from == {}
@@ -216,6 +216,6 @@ def test_what_was_ready_for_a_peer_is_ready_for_its_successor(joined: Joined) ->
     """The claim is tried once more when the first peer was replaced before it answered."""
     joined.decode.allow(7)
     for _ in range(2):
-        joined.post(fenced=True)
+        joined.post(fence=7)
         assert [type(event) for event in joined.rounds()] == [ReadsEnded]
     assert joined.right()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -79,6 +80,17 @@ def test_the_router_knows_every_server_by_its_side() -> None:
     assert option(router, "--prefill") == [server.url for server in servers[:2]]
     assert option(router, "--decode") == [server.url for server in servers[2:]]
     assert (router.port, option(router, "--port")) == (21500, ["21500"])
+
+
+def test_a_progressive_fleet_has_our_own_proxy_that_knows_every_control_channel() -> None:
+    wanted = order("tp=1,dp=2 tp=1", "tp=1")
+    *servers, proxy = fleet(replace(wanted, progressive=True))
+    assert proxy.command[1:3] == ("-m", "kvweave.serving.proxy")
+    controls = [transfer(each)["kv_connector_extra_config"]["port"] for each in servers[:2]]
+    peers = [f"127.0.0.1:{controls[0]},127.0.0.1:{controls[0] + 1}", f"127.0.0.1:{controls[1]}"]
+    assert option(proxy, "--prefill") == [f"{server.url}@{own}" for server, own in zip(servers, peers, strict=False)]
+    assert option(proxy, "--decode") == [servers[2].url]
+    assert (proxy.role, proxy.port, option(proxy, "--port")) == ("router", 21500, ["21500"])
 
 
 def test_no_port_is_given_twice() -> None:

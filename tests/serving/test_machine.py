@@ -70,6 +70,12 @@ def test_what_is_missing_is_named_with_what_to_install() -> None:
     assert str(caught.value).count("'kvweave[vllm]'") == 1
 
 
+def test_without_the_router_it_need_not_be_installed() -> None:
+    Installation(missing=("vllm-router",)).require(router=False)
+    with pytest.raises(ConfigurationError, match=r"not installed beside .*: nixl; "):
+        Installation(missing=("vllm-router", "nixl")).require(router=False)
+
+
 def test_nothing_missing_is_no_error() -> None:
     Installation().require()
 

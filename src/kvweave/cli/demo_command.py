@@ -43,10 +43,14 @@ def demo(
     ] = "tp=1,block=64,layout=NHD",
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The question; a default one without it.")] = None,
     tokens: Annotated[str, typer.Option(metavar="COUNT", help="How many tokens to answer at most.")] = "64",
+    chunks: Annotated[
+        str, typer.Option(metavar="COUNT", help="Prefill in so many chunks, and move each while the next is computed.")
+    ] = "1",
     sweep: Annotated[bool, typer.Option("--sweep", help="Every tiny family in several pairs of shapes.")] = False,
     family: Annotated[
         list[str] | None, typer.Option(metavar="FAMILY", help="With --sweep: only this family; may be repeated.")
     ] = None,
+    *,
     as_document: AsDocument = False,
 ) -> None:
     """Prefill a prompt in one process, decode it in another of different shape, over NIXL.
@@ -56,11 +60,11 @@ def demo(
     _refuse_idle_options(context, ("model", "prefill", "decode", "prompt", "tokens") if sweep else ("family",))
     _require_parts()
     if sweep:
-        _sweep(family or [], as_document=as_document)
+        _sweep(family or [], _count("--chunks", chunks), as_document=as_document)
         return
-    shapes, most_tokens = (_shape("--prefill", prefill), _shape("--decode", decode)), _count(tokens)
+    shapes, most_tokens = (_shape("--prefill", prefill), _shape("--decode", decode)), _count("--tokens", tokens)
     with _stage(model) as stage:
-        shown = stage.run(model, *shapes, prompt, most_tokens)
+        shown = stage.run(model, *shapes, prompt, most_tokens, _count("--chunks", chunks))
     if as_document:
         write_document(_document(shown))
     else:
@@ -106,9 +110,9 @@ def _shape(option: str, text: str) -> EngineShape:
         raise ConfigurationError(f"{option}: {error}") from None
 
 
-def _count(text: str) -> int:
+def _count(option: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_TOKENS):
-        raise ConfigurationError(f"--tokens: {text!r} is not a whole number from 1 to {_MOST_TOKENS}")
+        raise ConfigurationError(f"{option}: {text!r} is not a whole number from 1 to {_MOST_TOKENS}")
     return int(text)
 
 
@@ -145,7 +149,7 @@ def _show(shown: Demonstration, prefill: str, decode: str) -> None:
         console.print(_mapping(shown.contacts))
         console.print(
             f"moved {format_bytes(shown.nbytes)} of {shown.prompt_tokens - 1} prompt tokens "
-            f"in {shown.rows:,} pieces over NIXL"
+            f"in {shown.rows:,} pieces over NIXL{_early(shown)}"
         )
     else:
         console.print("nothing was moved: the decode engine computes a prompt of one token itself")
@@ -175,6 +179,10 @@ def _transfer(shown: Demonstration) -> str:
     return "".join(f"{name} {format_seconds(seconds[stage])}, " for stage, name in names.items() if stage in seconds)
 
 
+def _early(shown: Demonstration) -> str:
+    return f", {format_bytes(shown.early_bytes)} of it while they were prefilled" if shown.early_bytes else ""
+
+
 def _fault(shown: Demonstration) -> str:
     """What is wrong with a run that is not ok."""
     at = shown.difference
@@ -198,6 +206,7 @@ def _document(shown: Demonstration) -> dict[str, Any]:
         "first_difference": shown.difference,
         "mapping": [{"target": c.target, "group": c.group, "sources": list(c.sources)} for c in shown.contacts],
         "bytes": shown.nbytes,
+        "early_bytes": shown.early_bytes,
         "descriptors": shown.rows,
         "seconds": {
             "prefill": shown.prefill_seconds,
@@ -208,7 +217,7 @@ def _document(shown: Demonstration) -> dict[str, Any]:
     }
 
 
-def _sweep(families: list[str], *, as_document: bool) -> None:
+def _sweep(families: list[str], chunks: int, *, as_document: bool) -> None:
     from kvweave.engines.hf.families import FAMILIES
     from kvweave.engines.hf.sweep import PAIRS, sweep
 
@@ -219,7 +228,7 @@ def _sweep(families: list[str], *, as_document: bool) -> None:
     results: list[SweepResult] = []
     progress = notices()
     with _stage("the sweep", steps_in_log=False) as stage:
-        for result in sweep(stage, chosen):
+        for result in sweep(stage, chosen, chunks=chunks):
             results.append(result)
             progress.print(
                 f"{len(results)} of {len(chosen) * len(PAIRS)}: {_verdict(result)}  {result.family}, {result.pair}",

@@ -55,6 +55,9 @@ def serve(
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65000, help="Where to listen; servers take the ports above.")] = 8000,
     logs: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where logs go; a temporary folder else.")] = None,
+    progressive: Annotated[
+        bool, typer.Option("--progressive", help="Move caches while they are computed, by a proxy of kvweave's own.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and start nothing.")] = False,
     as_document: AsDocument = False,
 ) -> None:
@@ -64,11 +67,11 @@ def serve(
     """
     engines = (_engines("--prefill", prefill), _engines("--decode", decode))
     shapes = (_shapes("--prefill", engines[0]), _shapes("--decode", engines[1]))
-    order = Order(model, *shapes, _behind_dashes(arguments or []), port)
+    order = Order(model, *shapes, _behind_dashes(arguments or []), port, progressive)
     unchecked = _check_pairs(model, *engines)
     installation = Installation.look()
     if not dry_run:
-        installation.require()
+        installation.require(router=not progressive)
         require_free(port)
     deployments = deploy(order, Machine.look(os.environ), installation, os.environ)
     report = new_report(as_document=as_document)
@@ -189,6 +192,7 @@ SERVE = Command(
     (
         "kvweave serve Qwen/Qwen3-0.6B --prefill tp=2 --decode tp=1",
         "kvweave serve path/to/model --prefill tp=2,block=64 --prefill tp=1 --decode tp=4,block=128 --port 9000",
+        "kvweave serve Qwen/Qwen3-0.6B --prefill tp=2 --decode tp=1 --progressive",
         "kvweave serve Qwen/Qwen3-0.6B --prefill tp=2 --decode tp=1 --dry-run -- --max-model-len 8192",
     ),
     KEYS_HELP,

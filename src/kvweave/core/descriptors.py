@@ -27,6 +27,7 @@ from kvweave.core.block_table import NULL_BLOCK, BlockTable, BlockTables, name_t
 from kvweave.core.bundle import Bundle, BundleBook
 from kvweave.core.interval import Interval
 from kvweave.core.parallel import RankCoordinates
+from kvweave.core.portion import Portion, keeps_all_tokens
 from kvweave.core.read import Read, ReadEnd
 from kvweave.core.runs import Offsets, Runs, joined
 from kvweave.core.stripes import Stripe, stripe_edges
@@ -131,17 +132,22 @@ def describe_request(
     start_token: int,
     num_tokens: int,
     stripes: Sequence[Stripe],
+    portion: Portion | None = None,
 ) -> RequestDescriptors:
     """The rows of one request for one target rank; see ``TransferPlan.descriptors``."""
+    lacking = _token_range(start_token, num_tokens)
     request = _Request(
         name_tables("source", source_groups, source_blocks),
         name_tables("target", target_groups, target_blocks),
-        _token_range(start_token, num_tokens),
+        lacking,
+        lacking if portion is None else _kept_range(lacking, portion),
         stripes[0].count if stripes else 1,
     )
     parts: dict[RankCoordinates, list[Rows]] = defaultdict(list)
     for stripe in stripes if num_tokens else ():
         for bundle in bundles.of(stripe.turn):
+            if portion is not None and not portion.moves(bundle.read.array):
+                continue
             rows = request.rows(bundle, stripe)
             if len(rows):
                 parts[bundle.source.coordinates].append(rows)
@@ -164,6 +170,12 @@ def _token_range(start_token: int, num_tokens: int) -> Interval:
     return Interval(int(start_token), int(num_tokens))
 
 
+def _kept_range(lacking: Interval, portion: Portion) -> Interval:
+    if not lacking.start <= portion.kept_start <= lacking.stop:
+        raise BlockTableError(f"tokens: kept_start {portion.kept_start} is not within the tokens {lacking}")
+    return Interval(portion.kept_start, lacking.stop)
+
+
 class _Request:
     """One request's tables and tokens; segments are computed once per pair of token geometries."""
 
@@ -172,11 +184,13 @@ class _Request:
         source_tables: Mapping[str, BlockTable],
         target_tables: Mapping[str, BlockTable],
         lacking: Interval,
+        kept_lacking: Interval,
         stripes: int,
     ) -> None:
         self._source_tables = source_tables
         self._target_tables = target_tables
         self._lacking = lacking
+        self._kept_lacking = kept_lacking
         self._stripes = stripes
         self._found: dict[object, _Found] = {}
         self.incomplete: dict[str, set[int]] = defaultdict(set)
@@ -199,7 +213,10 @@ class _Request:
         key = (read.array.tokens, source.placement, target.placement)
         if key not in self._found:
             tokens = read.array.tokens
-            self._found[key] = self._state(source, target) if tokens is None else self._entries(tokens, source, target)
+            lacking = self._kept_lacking if keeps_all_tokens(read.array) else self._lacking
+            self._found[key] = (
+                self._state(source, target) if tokens is None else self._entries(lacking, tokens, source, target)
+            )
         return self._found[key]
 
     def _state(self, source: ReadEnd, target: ReadEnd) -> _Found:
@@ -210,9 +227,9 @@ class _Request:
         state = _Segments(*(np.array([value], dtype=np.int64) for value in (*blocks, 1)))
         return _Found(state, [0] + [1] * self._stripes)
 
-    def _entries(self, tokens: TokenAxis, source: ReadEnd, target: ReadEnd) -> _Found:
+    def _entries(self, lacking: Interval, tokens: TokenAxis, source: ReadEnd, target: ReadEnd) -> _Found:
         rate = tokens.tokens_per_entry
-        wanted = Interval(self._lacking.start // rate, self._lacking.stop // rate)
+        wanted = Interval(lacking.start // rate, lacking.stop // rate)
         source_table, target_table = self._source_tables[source.group], self._target_tables[target.group]
         _require_length(source_table, source, wanted)
         _require_length(target_table, target, wanted)
@@ -222,7 +239,7 @@ class _Request:
             if share is not None and share.count > 1:
                 held &= share.holds(first)
         first, lengths = first[held], lengths[held]
-        visible = tokens.reach.first_needed(self._lacking.stop) // rate
+        visible = tokens.reach.first_needed(lacking.stop) // rate
         needed = first + lengths > visible
         source_offsets, source_block = _locate(first, source, source_table)
         target_offsets, target_block = _locate(first, target, target_table)

@@ -28,6 +28,7 @@ from kvweave.core.descriptors import RequestDescriptors, describe_request
 from kvweave.core.interval import Box, box_contains, box_intersection
 from kvweave.core.layout import EngineLayout, Place, RankLayout, Shard
 from kvweave.core.parallel import RankCoordinates
+from kvweave.core.portion import Portion
 from kvweave.core.read import Read, ReadEnd
 from kvweave.core.replicas import Salt, choose
 from kvweave.core.stripes import Stripe, checked_stripes
@@ -80,6 +81,7 @@ class TransferPlan:
         start_token: int = 0,
         salt: Salt = 0,
         stripes: int | Sequence[Stripe] = 1,
+        portion: Portion | None = None,
     ) -> RequestDescriptors:
         """The rows of one request for one target rank: a mapping from source rank to its rows.
 
@@ -89,13 +91,13 @@ class TransferPlan:
         ``NULL_BLOCK`` (-1) stands where a window has no block. ``salt`` (an int that counts requests, or any text)
         chooses among replicas; with several ``stripes`` as many replicas serve a part of the tokens each, from the one
         that ``salt`` chooses on, at most as many as there are. The bytes are the same whatever ``salt`` and
-        ``stripes``. A sequence of ``Stripe`` gives the rows of these parts alone. Raises ``BlockTableError`` when
-        tables and tokens do not fit the layouts.
+        ``stripes``. A sequence of ``Stripe`` gives the rows of these parts alone. ``portion`` says what moves where a
+        request moves in several goes. Raises ``BlockTableError`` when tables and tokens do not fit the layouts.
         """
         book = self._book(target)
         return describe_request(
             book, self.prefill.group_names(), self.decode.group_names(), source_blocks, target_blocks,
-            start_token, num_tokens, checked_stripes(salt, stripes, book.most_sources),
+            start_token, num_tokens, checked_stripes(salt, stripes, book.most_sources), portion,
         )  # fmt: skip
 
     def _book(self, target: RankLayout | RankCoordinates) -> BundleBook:

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvweave.core.layout import EngineLayout
+from kvweave.core.portion import Portion
 from kvweave.errors import Mismatch
 from kvweave.protocol.messages import AnyMessage, OfferKey, RefusalReason
+from kvweave.protocol.order import Order
+from kvweave.protocol.reference import OfferReference
 
 
 class ReleaseReason(StrEnum):
@@ -139,10 +142,36 @@ class ForgetPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldPart:
+    """A followed transfer keeps its final offer alive, under the number of the fetch to come."""
+
+    fetch: int
+    address: str
+    reference: OfferReference
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPart:
+    """A followed transfer begins the fetch of an offer; comes out too, for the records."""
+
+    follow: int
+    fetch: int
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class AbortPart:
+    """A followed transfer ends one of its fetches."""
+
+    fetch: int
+
+
+@dataclass(frozen=True, slots=True)
 class PostReads:
     """Every rank computes its rows and posts its reads, now. Tables give logical block ids per group.
 
-    ``fenced`` reads begin only when the rank's own engine says that their target memory may be written.
+    ``portion`` says which part of the request moves, None that it moves at once. Reads with a ``fence`` begin only when
+    the rank's own engine says of that number that their target memory may be written.
     """
 
     fetch: int
@@ -152,7 +181,8 @@ class PostReads:
     start_token: int
     num_tokens: int
     salt: int
-    fenced: bool = False
+    fence: int | None = None
+    portion: Portion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +239,9 @@ DecodeEffect = (
     | PeerFailed
     | WantPeer
     | ForgetPeer
+    | HoldPart
+    | FetchPart
+    | AbortPart
     | PostReads
     | RetryReads
     | CancelReads

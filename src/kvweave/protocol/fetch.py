@@ -43,7 +43,7 @@ from kvweave.protocol.effects import (
     WantPeer,
 )
 from kvweave.protocol.fetch_entries import FetchEntries
-from kvweave.protocol.fetch_entry import FetchEntry, Order
+from kvweave.protocol.fetch_entry import FetchEntry
 from kvweave.protocol.messages import (
     Acknowledged,
     Claimed,
@@ -53,6 +53,7 @@ from kvweave.protocol.messages import (
     Renewed,
     Revoked,
 )
+from kvweave.protocol.order import Order
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.states import FetchEvent, FetchState
 from kvweave.protocol.timers import Timers
@@ -129,8 +130,7 @@ class FetchBook:
     def close(self, now: float) -> Effects:
         """Gives everything up, because the engine ends."""
         self._retired = True
-        text = "this engine is closing"
-        return _joined(self._give_up(now, fetch, FailureReason.CLOSED, text) for fetch in self._fetches.every())
+        return _joined(self._give_up(now, one, FailureReason.CLOSED, "engine closing") for one in self._fetches.every())
 
     def peer_ready(self, now: float, address: str, lease_seconds: float) -> Effects:
         """Claims what was waiting for this peer, and begins heartbeats."""

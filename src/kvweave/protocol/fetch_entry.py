@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvweave.protocol.effects import AnyFailure, FailureReason, PostReads, Send
 from kvweave.protocol.messages import Claim, Claimed, Renew
+from kvweave.protocol.order import Order
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.renewal import Renewals
 from kvweave.protocol.states import FETCH, FetchEvent, FetchState
 from kvweave.protocol.timing import Timing
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What a fetch wants: an offer at an address, and where its tokens from ``start_token`` on go (ids per group).
-
-    ``fenced``: see ``PostReads``.
-    """
-
-    address: str
-    reference: OfferReference
-    tables: Mapping[str, tuple[int, ...]]
-    start_token: int = 0
-    fenced: bool = False
 
 
 @dataclass(slots=True)
@@ -87,7 +74,7 @@ class FetchEntry:
         offered = self.reference
         return PostReads(
             self.number, self.address, offered.tables, order.tables, order.start_token, offered.num_tokens, salt,
-            order.fenced,
+            order.fence, order.portion,
         )  # fmt: skip
 
     def doubts(self, claimed: Claimed) -> tuple[AnyFailure, str] | None:

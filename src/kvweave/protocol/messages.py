@@ -11,6 +11,8 @@
     Acknowledge       ------------------------> Acknowledged       these ranks have ended, once each
                       <------------------------ Revoked            the offer ended while it was read
     ChecksumRequest   ------------------------> Checksums | Refused    debugging: is what arrived what is there?
+    Follow            ------------------------> Offered ... | Ended    a prompt that is offered while it is prefilled
+    Leave             ------------------------> Ended                  it is not wanted any more
 
 A claim has a number that the decode engine chose; every answer carries it, so an answer always finds its fetch or
 nothing. What has an answer is said again until the answer comes or the wait for it is over; hearing it twice is the
@@ -31,6 +33,9 @@ MOST_TOKENS = 2**26
 MOST_BEATS = 1024
 MOST_CHECKSUMS = 2048
 MOST_LEASE_SECONDS = 7 * 86_400.0
+MOST_CHUNKS = 1024
+LEAST_TRANSFER_LETTERS = 22
+"""Of a transfer id, which must not be guessed: as many as 128 random bits have in base 64."""
 
 EngineId = Annotated[str, Meta(min_length=1, max_length=200)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=MOST_ID_LETTERS)]
@@ -41,6 +46,7 @@ Ranks = Annotated[tuple[Rank, ...], Meta(min_length=1, max_length=MOST_RANKS)]
 RankCount = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
 TokenCount = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 Seconds = Annotated[float, Meta(gt=0, le=MOST_LEASE_SECONDS)]
+TransferId = Annotated[str, Meta(min_length=LEAST_TRANSFER_LETTERS, max_length=200)]
 GroupName = Annotated[str, Meta(min_length=1, max_length=200)]
 BlockTable = Annotated[tuple[Annotated[int, Meta(ge=-1, lt=2**40)], ...], Meta(max_length=MOST_TOKENS)]
 BlockTables = Annotated[dict[GroupName, BlockTable], Meta(max_length=64)]
@@ -245,6 +251,50 @@ class Checksums(Message, frozen=True, tag="checksums"):
     sums: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**32)], ...], Meta(max_length=MOST_CHECKSUMS)]
 
 
+class Follow(Message, frozen=True, tag="follow"):
+    """Asks for the offers of a transfer as they come: who knows its id may read it. ``follow`` is in every answer.
+
+    Said again from time to time, with the ``seen`` last answer's number: what came since is then said again.
+    """
+
+    follow: Number
+    transfer_id: TransferId
+    seen: Number
+
+
+class Offered(Message, frozen=True, tag="offered"):
+    """The newest offer of a followed transfer, number ``sequence``: of all tokens prefilled so far, or ``final``.
+
+    ``prompt`` is what the prefill engine calls the prompt, for a decode engine that knows what it must be called.
+    ``confirmed`` are the generations of earlier offers whose blocks are still as they were offered; what was read under
+    another one is void.
+    """
+
+    follow: Number
+    sequence: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    final: bool
+    offer: OfferKey
+    num_tokens: TokenCount
+    tables: BlockTables
+    confirmed: Annotated[tuple[Number, ...], Meta(max_length=MOST_CHUNKS)]
+    prompt: Annotated[str, Meta(max_length=200)] = ""
+
+
+class Ended(Message, frozen=True, tag="ended"):
+    """Nothing more comes of what was followed."""
+
+    follow: Number
+    reason: RefusalReason
+    text: Text
+
+
+class Leave(Message, frozen=True, tag="leave"):
+    """Follows a transfer no longer, because its request has ended: nobody will read what is still to be offered."""
+
+    follow: Number
+    transfer_id: TransferId
+
+
 AnyMessage = (
     HandshakeRequest
     | HandshakeReply
@@ -262,4 +312,8 @@ AnyMessage = (
     | HeartbeatReply
     | ChecksumRequest
     | Checksums
+    | Follow
+    | Offered
+    | Ended
+    | Leave
 )

@@ -233,3 +233,55 @@ FETCH = Table(
     ),
     frozenset({FetchEvent.CLAIMED, FetchEvent.RENEWED}),
 )
+
+
+class FollowState(StrEnum):
+    """A followed transfer, on the decode side. Its parts and its final offer are fetches, each with its own state."""
+
+    AWAITING_PEER = "awaiting_peer"
+    FOLLOWING = "following"
+    COMPLETING = "completing"
+    FETCHING = "fetching"
+    DRAINING = "draining"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+
+
+class FollowEvent(StrEnum):
+    """What happens to a followed transfer.
+
+    ``offered``: there is more of it; ``finished``: the final offer is there, which is fetched when the parts that are
+    being read have ended (``parts_end``). ``fetched``: the final offer was delivered. ``give_up`` is every reason to
+    fail, ``reads_end``: nothing writes into the target blocks any more.
+    """
+
+    PEER_READY = "peer_ready"
+    PEER_CHANGED = "peer_changed"
+    OFFERED = "offered"
+    FINISHED = "finished"
+    PARTS_END = "parts_end"
+    FETCHED = "fetched"
+    GIVE_UP = "give_up"
+    READS_END = "reads_end"
+
+
+FOLLOW = Table(
+    "follow",
+    FollowState.AWAITING_PEER,
+    MappingProxyType(
+        {
+            (FollowState.AWAITING_PEER, FollowEvent.PEER_READY): FollowState.FOLLOWING,
+            (FollowState.AWAITING_PEER, FollowEvent.GIVE_UP): FollowState.DRAINING,
+            (FollowState.FOLLOWING, FollowEvent.PEER_CHANGED): FollowState.AWAITING_PEER,
+            (FollowState.FOLLOWING, FollowEvent.OFFERED): FollowState.FOLLOWING,
+            (FollowState.FOLLOWING, FollowEvent.FINISHED): FollowState.COMPLETING,
+            (FollowState.FOLLOWING, FollowEvent.GIVE_UP): FollowState.DRAINING,
+            (FollowState.COMPLETING, FollowEvent.PARTS_END): FollowState.FETCHING,
+            (FollowState.COMPLETING, FollowEvent.GIVE_UP): FollowState.DRAINING,
+            (FollowState.FETCHING, FollowEvent.FETCHED): FollowState.DELIVERED,
+            (FollowState.FETCHING, FollowEvent.GIVE_UP): FollowState.DRAINING,
+            (FollowState.DRAINING, FollowEvent.READS_END): FollowState.FAILED,
+        }
+    ),
+    frozenset({FollowEvent.OFFERED, FollowEvent.FINISHED}),
+)

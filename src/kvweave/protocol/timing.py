@@ -15,7 +15,8 @@ class Timing:
     channel; ``read_seconds`` for the reads of one fetch, renewals or not. ``renew_fraction`` of a lease passes between
     two renewals or heartbeats. ``retry_seconds`` is how long an incompatible peer is not asked again. What is not
     answered is said again after ``resend_seconds``, and each time twice as long after the last. A ready peer that
-    leaves a heartbeat unanswered and says nothing else for ``silence_seconds`` is lost.
+    leaves a heartbeat unanswered and says nothing else for ``silence_seconds`` is lost. ``progress_seconds`` is how
+    long a followed transfer may bring no new offer.
     """
 
     handshake_seconds: float = 20.0
@@ -25,6 +26,7 @@ class Timing:
     retry_seconds: float = 10.0
     resend_seconds: float = 1.0
     silence_seconds: float = 10.0
+    progress_seconds: float = 120.0
 
     def __post_init__(self) -> None:
         for name in (field.name for field in fields(self) if field.name.endswith("_seconds")):

@@ -16,7 +16,9 @@ from typing import Any
 from kvweave.core.block_table import BlockTables
 from kvweave.core.layout import EngineLayout
 from kvweave.errors import BlockTableError, ConfigurationError, LocalProtocolError
-from kvweave.protocol.fetch_entry import Order
+from kvweave.protocol.follow_entry import Pursuit, Target
+from kvweave.protocol.messages import MOST_TOKENS
+from kvweave.protocol.order import Order
 from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import DecodeSide
 from kvweave.protocol.timing import Timing
@@ -25,7 +27,8 @@ from kvweave.runtime.checksums import ChecksumBook
 from kvweave.runtime.clock import Clock, boot_time
 from kvweave.runtime.closing import Closing
 from kvweave.runtime.control import ControlClient, ControlServer
-from kvweave.runtime.decode_coordinator import Abort, Begin, Connect, DecodeCommand, DecodeCoordinator, Hold, Peer
+from kvweave.runtime.decode_commands import Abort, Begin, BeginFollow, BeginFollowed, Connect, DecodeCommand, Hold, Peer
+from kvweave.runtime.decode_coordinator import DecodeCoordinator
 from kvweave.runtime.desk import Desk
 from kvweave.runtime.drains import drain_command
 from kvweave.runtime.events import DecodeLink
@@ -37,6 +40,7 @@ from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_nam
 from kvweave.runtime.polling import PollingThread
 from kvweave.runtime.tables import checked_tables
 from kvweave.runtime.tracing import Tracer
+from kvweave.runtime.transfer import checked_transfer_id
 from kvweave.runtime.workers import DecodeWorker
 
 
@@ -163,7 +167,55 @@ class DecodeEngine(Closing):
                 "start inside the offer"
             )
         fetch.begin()
-        self._submit(Begin(fetch, Order(checked.address, checked, tables, start_token, fenced)))
+        fence = fetch.number if fenced else None
+        self._submit(Begin(fetch, Order(checked.address, checked, tables, start_token, fence)))
+
+    def follow(
+        self,
+        transfer_id: str,
+        address: str,
+        blocks: BlockTables | None = None,
+        start_token: int = 0,
+        request_id: str = "followed",
+        num_tokens: int | None = None,
+        prompt: str | None = None,
+    ) -> Fetch:
+        """Fetches a prompt while the prefill engine at ``address`` prefills and offers it, from ``start_token`` on.
+
+        ``transfer_id`` is the one that the engine was given for it (``PrefillEngine.begin_transfer``); whoever knows it
+        may read the prompt's cache, so make it by ``new_transfer_id``. ``blocks`` are for the whole prompt; without
+        them nothing is read before ``begin_followed``, but the offers are kept alive. The handle ends like any other:
+        once, delivered when everything is here. ``request_id`` is what messages call it; ``num_tokens`` and ``prompt``,
+        where given, are how many tokens it must have and what it must be called by the prefill engine.
+
+        Raises ``LocalProtocolError`` for an id that is too short or an address that is not allowed.
+        """
+        self._require_taking()
+        self._require_alive()
+        checked_transfer_id(transfer_id)
+        host, port = split_address(address)
+        if not self.peers.allows(host):
+            raise LocalProtocolError(f"follow: {host} is not among this engine's peers; add it: peers=[{host!r}]")
+        target = None if blocks is None else self._target(blocks, start_token)
+        fetch = Fetch(next(self._numbers), request_id, self._abort)
+        self._submit(BeginFollow(fetch, Pursuit(join_address(host, port), transfer_id, num_tokens, prompt)))
+        if target is not None:
+            self._begin_followed(fetch, target)
+        return fetch
+
+    def begin_followed(self, fetch: Fetch, blocks: BlockTables, start_token: int = 0, fenced: bool = False) -> None:
+        """Gives a followed prompt its blocks; ``fenced`` as in ``begin``."""
+        self._require_alive()
+        self._begin_followed(fetch, self._target(blocks, start_token, fetch.number if fenced else None))
+
+    def _begin_followed(self, fetch: Fetch, target: Target) -> None:
+        fetch.begin()
+        self._submit(BeginFollowed(fetch, target))
+
+    def _target(self, blocks: BlockTables, start_token: int, fence: int | None = None) -> Target:
+        if not 0 <= start_token <= MOST_TOKENS:
+            raise BlockTableError(f"follow: start_token is {start_token}; it lies between 0 and {MOST_TOKENS}")
+        return Target(checked_tables("target", self.layout, blocks), start_token, fence)
 
     def drain(self) -> Future[None]:
         """Takes nothing new from now on; the future says when everything that was held or fetched has ended.

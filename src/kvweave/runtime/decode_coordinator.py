@@ -10,7 +10,6 @@ import itertools
 import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from kvweave.core.layout import EngineLayout
@@ -25,6 +24,7 @@ from kvweave.protocol.effects import (
     DropPeer,
     Failed,
     FailureReason,
+    FetchPart,
     PeerFailed,
     PeerLost,
     PeerReady,
@@ -33,14 +33,13 @@ from kvweave.protocol.effects import (
     Reusable,
     Send,
 )
-from kvweave.protocol.fetch_entry import Order
 from kvweave.protocol.messages import ChecksumRequest, Checksums, Claim, HandshakeReply
-from kvweave.protocol.reference import OfferReference
 from kvweave.protocol.sides import DecodeSide
 from kvweave.runtime.checksums import ChecksumBook
 from kvweave.runtime.clock import Clock
 from kvweave.runtime.commands import CommandQueue
 from kvweave.runtime.control import ControlClient
+from kvweave.runtime.decode_commands import Abort, Begin, BeginFollow, BeginFollowed, Connect, DecodeCommand, Hold, Peer
 from kvweave.runtime.desk import Desk
 from kvweave.runtime.drains import Drain, Drains
 from kvweave.runtime.events import (
@@ -52,7 +51,8 @@ from kvweave.runtime.events import (
     WorkerCommand,
     WorkerEvent,
 )
-from kvweave.runtime.handle import Fetch, failure_error
+from kvweave.runtime.follow_record import FollowRecord
+from kvweave.runtime.handle import failure_error
 from kvweave.runtime.log_lines import LogLines, plain
 from kvweave.runtime.metrics import Recorder
 from kvweave.runtime.naming import require_own_name
@@ -63,49 +63,6 @@ from kvweave.runtime.tracing import NoSpan, NoTracer, Span, Tracer
 from kvweave.runtime.workers import DecodeWorker
 
 logger = logging.getLogger("kvweave")
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A prefill engine that is ready: where it is, its id, and how it is laid out."""
-
-    address: str
-    engine_id: str
-    layout: EngineLayout
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Keep the offer of a queued request alive."""
-
-    fetch: Fetch
-    reference: OfferReference
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """Fetch an offer, held before or not."""
-
-    fetch: Fetch
-    order: Order
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """End a fetch from our side."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """Handshake with a peer and keep it connected."""
-
-    address: str
-    future: Future[Peer]
-
-
-DecodeCommand = Hold | Begin | Abort | Connect | Drain
 
 
 class DecodeCoordinator:
@@ -167,7 +124,9 @@ class DecodeCoordinator:
         self._log.tick(now)
         if self._side.fetches.reading:
             return Activity.READING
-        return Activity.SERVING if self._side.fetches.begun or self._side.peers.opening else Activity.IDLE
+        if self._side.fetches.begun or self._side.peers.opening:
+            return Activity.SERVING
+        return Activity.WAITING if len(self._side.follows) else Activity.IDLE
 
     def begin_closing(self) -> None:
         """See ``Pollable``."""
@@ -187,9 +146,8 @@ class DecodeCoordinator:
     def _end_everything(self, text: str) -> None:
         late = self._commands.close()
         for command in late:
-            if isinstance(command, Hold | Begin):
-                reference = command.reference if isinstance(command, Hold) else command.order.reference
-                record = FetchRecord(command.fetch, reference, self._layout, 0.0, NoSpan())
+            if isinstance(command, Hold | Begin | BeginFollow):
+                record = self._new_record(0.0, command, NoSpan())
                 self._records.setdefault(command.fetch.number, record)
         for record in self._records.values():
             if not record.fetch.done():
@@ -208,10 +166,16 @@ class DecodeCoordinator:
         now = self._clock()
         match command:
             case Hold(fetch, reference):
-                self._records[fetch.number] = FetchRecord(fetch, reference, self._layout, now, self._span(reference))
+                self._records[fetch.number] = self._new_record(now, command)
                 self._perform(self._side.hold(now, fetch.number, reference.address, reference))
-            case Begin(fetch, order):
-                self._begin(now, fetch, order)
+            case Begin(fetch):
+                self._begin(now, command)
+            case BeginFollow(fetch, pursuit):
+                self._recorder.add("fetches")
+                self._records[fetch.number] = self._new_record(now, command)
+                self._perform(self._side.follow(now, fetch.number, pursuit))
+            case BeginFollowed(fetch, target):
+                self._perform(self._side.begin_followed(now, fetch.number, target))
             case Abort(number):
                 self._perform(self._side.abort(now, number))
             case Connect(address, future):
@@ -220,20 +184,33 @@ class DecodeCoordinator:
                 self._drains.begin(future)
                 self._perform(self._side.drain(now))
 
-    def _begin(self, now: float, fetch: Fetch, order: Order) -> None:
-        if fetch.done():
+    def _begin(self, now: float, command: Begin) -> None:
+        number = command.fetch.number
+        if command.fetch.done():
             return
         self._recorder.add("fetches")
-        if fetch.number not in self._records:
-            span = self._span(order.reference)
-            self._records[fetch.number] = FetchRecord(fetch, order.reference, self._layout, now, span)
-        self._records[fetch.number].begin(now)
-        self._perform(self._side.fetch(now, fetch.number, order))
+        if number not in self._records:
+            self._records[number] = self._new_record(now, command)
+        self._records[number].begin(now)
+        self._perform(self._side.fetch(now, number, command.order))
 
-    def _span(self, reference: OfferReference) -> Span:
-        attributes = {"engine_id": self._side.engine_id, "request_id": reference.request_id,
-                      "address": reference.address}  # fmt: skip
-        return self._tracer.begin("kvweave.fetch", reference.traceparent, attributes)
+    def _new_record(self, now: float, command: Hold | Begin | BeginFollow, span: Span | None = None) -> FetchRecord:
+        fetch = command.fetch
+        if isinstance(command, BeginFollow):
+            address = command.pursuit.address
+            return FollowRecord(fetch, address, self._layout, now, span or self._span(fetch.request_id, address))
+        reference = command.reference if isinstance(command, Hold) else command.order.reference
+        span = span or self._span(reference.request_id, reference.address, reference.traceparent)
+        return FetchRecord(fetch, reference, self._layout, now, span)
+
+    def _span(self, request_id: str, address: str, traceparent: str | None = None) -> Span:
+        attributes = {"engine_id": self._side.engine_id, "request_id": request_id, "address": address}
+        return self._tracer.begin("kvweave.fetch", traceparent, attributes)
+
+    def _record(self, number: int) -> FetchRecord | None:
+        """The record of a fetch; a followed transfer has one for all its fetches."""
+        owner = self._side.follows.owner(number)
+        return self._records.get(number if owner is None else owner)
 
     def _connect(self, now: float, address: str, future: Future[Peer]) -> None:
         if address in self._peers:
@@ -260,7 +237,7 @@ class DecodeCoordinator:
 
     def _ask_for_checksums(self, rank: int, checks: ChecksumBook) -> None:
         for fetch, pieces in checks.take():
-            record = self._records.get(fetch)
+            record = self._record(fetch)
             layout = None if record is None else self._layouts.get(record.reference.address)
             if record is None or layout is None:
                 continue
@@ -273,7 +250,7 @@ class DecodeCoordinator:
 
     def _compare(self, address: str, message: Checksums) -> None:
         """Hands checksums to the rank that asked; those of another peer's fetch are nobody's."""
-        record = self._records.get(message.claim)
+        record = self._record(message.claim)
         if record is not None and record.reference.address == address and message.asking < len(self._workers):
             worker = self._workers[message.asking]
             if isinstance(worker, DecodeWorker):
@@ -281,19 +258,20 @@ class DecodeCoordinator:
 
     def _hear(self, event: WorkerEvent) -> None:
         now = self._clock()
+        record = self._record(event.fetch) if isinstance(event, ReadFailed | ReadsEnded) else None
         match event:
             case Connected():
                 effects = self._side.connected(now, event.address, event.attempt, event.rank)
             case NotConnected():
                 effects = self._side.not_connected(now, event.address, event.attempt, event.text, event.problems)
             case ReadFailed():
-                if event.fetch in self._records and not event.elsewhere:
-                    self._records[event.fetch].cause = event.error
+                if record is not None and not event.elsewhere:
+                    record.cause = event.error
                 text = f"rank {event.rank}: {event.text}"
                 effects = self._side.read_failed(now, event.fetch, event.rank, event.reason, text, event.elsewhere)
             case ReadsEnded():
-                if event.fetch in self._records:
-                    self._records[event.fetch].add(event)
+                if record is not None:
+                    record.add(event)
                 effects = self._side.reads_ended(now, event.fetch, event.rank, event.completed_at)
         self._perform(effects)
 
@@ -302,6 +280,10 @@ class DecodeCoordinator:
             match effect:
                 case Send():
                     self._send(effect)
+                case FetchPart(fetch=number, order=order):
+                    record = self._record(number)
+                    if isinstance(record, FollowRecord):
+                        record.turn(self._clock(), order.reference, order.portion is None or order.portion.others)
                 case PostReads() | RetryReads() | CancelReads() | ConnectPeer() | DropPeer():
                     self._command_workers(effect)
                 case PeerReady() | PeerLost() | PeerFailed():
@@ -315,16 +297,16 @@ class DecodeCoordinator:
         message = effect.message
         if not self._client.send(str(effect.to), encode(message)):
             self._recorder.add("unsent_messages")
-        if isinstance(message, Claim) and message.claim in self._records:
-            record = self._records[message.claim]
-            if not record.claim(self._clock()):
-                self._recorder.add("repeated_claims")
+        record = self._record(message.claim) if isinstance(message, Claim) else None
+        if record is not None and not record.claim(self._clock()):
+            self._recorder.add("repeated_claims")
 
     def _command_workers(self, command: WorkerCommand) -> None:
-        if isinstance(command, PostReads) and command.fetch in self._records:
-            self._records[command.fetch].posted_at = self._clock()
-        if isinstance(command, RetryReads) and command.fetch in self._records:
-            self._records[command.fetch].retry(self._clock())
+        record = self._record(command.fetch) if isinstance(command, PostReads | RetryReads) else None
+        if record is not None and isinstance(command, PostReads):
+            record.posted_at = self._clock()
+        elif record is not None:
+            record.retry(self._clock())
             self._recorder.add("retried_reads")
         if isinstance(command, ConnectPeer):
             self._layouts[command.address] = command.layout

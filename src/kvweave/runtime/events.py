@@ -65,6 +65,14 @@ class ReadStatistics:
     read_seconds: float = 0.0
     incomplete: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
+    def joined(self, later: ReadStatistics) -> ReadStatistics:
+        """Together with what the rank read later; the seconds are those of the later reads."""
+        bytes_from = dict(self.bytes_from)
+        for source, nbytes in later.bytes_from.items():
+            bytes_from[source] = bytes_from.get(source, 0) + nbytes
+        incomplete = {group: tuple(blocks) for group, blocks in self.incomplete.items()} | dict(later.incomplete)
+        return replace(later, bytes_from=bytes_from, num_rows=self.num_rows + later.num_rows, incomplete=incomplete)
+
     def instead(self, failed: Container[RankCoordinates], again: Iterable[ReadStatistics]) -> ReadStatistics:
         """With what was read again from other sources instead of the failed ones."""
         bytes_from = {source: nbytes for source, nbytes in self.bytes_from.items() if source not in failed}

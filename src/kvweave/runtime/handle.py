@@ -38,7 +38,8 @@ class Delivered:
     reads began, which is at once unless another handshake came between), ``post`` (rows computed and reads posted, the
     slowest rank; inside ``read``), ``read`` (until the last read was seen complete), ``grant`` (until a grant covered
     it). ``sources`` says how many bytes each of our ranks read from each prefill rank. ``incomplete`` names, per group,
-    target blocks that serve this request but must never be published as a cached prefix.
+    target blocks that serve this request but must never be published as a cached prefix. ``early_bytes`` of all were
+    moved while the prompt was still being prefilled.
     """
 
     nbytes: int
@@ -46,6 +47,7 @@ class Delivered:
     seconds: Mapping[str, float]
     sources: Mapping[RankCoordinates, Mapping[RankCoordinates, int]]
     incomplete: Mapping[str, tuple[int, ...]]
+    early_bytes: int = 0
 
 
 class Fetch:

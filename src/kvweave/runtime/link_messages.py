@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from kvweave.core.layout import EngineLayout
 from kvweave.core.parallel import RankCoordinates
+from kvweave.core.portion import Portion
 from kvweave.errors import Mismatch, RemoteProtocolError, TransportError, TransportErrorKind
 from kvweave.protocol.description import decode_layout, encode_layout
 from kvweave.protocol.effects import (
@@ -88,7 +89,8 @@ class _Post(_Wire, frozen=True, tag="post"):
     start_token: int
     num_tokens: int
     salt: int
-    fenced: bool
+    fence: int | None
+    portion: tuple[int, bool] | None
 
 
 class _Retry(_Wire, frozen=True, tag="retry"):
@@ -186,7 +188,8 @@ def _worker_command(wire: _WorkerCommand) -> WorkerCommand:
         case _Drop():
             return DropPeer(wire.address)
         case _Post():
-            return PostReads(*msgspec.structs.astuple(wire))
+            portion = None if wire.portion is None else Portion(*wire.portion)
+            return PostReads(**(msgspec.structs.asdict(wire) | {"portion": portion}))
         case _Retry():
             return RetryReads(wire.fetch, wire.rank)
         case _Cancel():
@@ -238,10 +241,11 @@ def _worker_command_wire(command: WorkerCommand) -> _WorkerCommand:
             return _Connect(address, attempt, encode_layout(layout), agents)
         case DropPeer(address):
             return _Drop(address)
-        case PostReads():
+        case PostReads(portion=portion):
             return _Post(
                 command.fetch, command.address, dict(command.source_tables), dict(command.target_tables),
-                command.start_token, command.num_tokens, command.salt, command.fenced,
+                command.start_token, command.num_tokens, command.salt, command.fence,
+                None if portion is None else (portion.kept_start, portion.others),
             )  # fmt: skip
         case RetryReads(fetch, rank):
             return _Retry(fetch, rank)

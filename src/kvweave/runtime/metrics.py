@@ -19,9 +19,10 @@ Observer = Callable[[str, str, float], None]
 class Metrics:
     """Totals since the engine started, by (name, label).
 
-    Prefill: ``offers``, ``released`` (reason), ``handshakes``, ``refused`` (reason), ``turned_away`` (reason),
-    ``dropped_messages``, ``found_incompatible``. Decode: ``fetches``, ``delivered``, ``failed`` (reason), ``bytes``,
-    ``rows``, ``repeated_claims``, ``retried_reads``, ``handshakes``, ``handshake_failures``, ``peers_lost``. Both:
+    Prefill: ``offers``, ``offered_parts``, ``released`` (reason), ``handshakes``, ``refused`` (reason),
+    ``turned_away`` (reason), ``dropped_messages``, ``found_incompatible``. Decode: ``fetches``, ``delivered``,
+    ``failed`` (reason), ``bytes``, ``rows``, ``repeated_claims``, ``retried_reads``, ``handshakes``,
+    ``handshake_failures``, ``peers_lost``. Both:
     ``seconds`` (stage), ``checked_pieces``, ``malformed_messages``, ``unsent_messages``.
     """
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from threading import Lock
 
 from kvweave.core.block_table import BlockTables
 from kvweave.core.layout import EngineLayout
@@ -30,12 +31,18 @@ from kvweave.runtime.links import Patient
 from kvweave.runtime.metrics import Metrics, Observer, Recorder
 from kvweave.runtime.naming import TransportFactory, checked_engine_id, rank_names, require_workers
 from kvweave.runtime.polling import PollingThread
-from kvweave.runtime.prefill_coordinator import Offer, PrefillCoordinator, Released, Withdraw
+from kvweave.runtime.prefill_coordinator import (
+    BeginTransfer,
+    Offer,
+    PrefillCommand,
+    PrefillCoordinator,
+    Released,
+    Withdraw,
+)
 from kvweave.runtime.tables import checked_tables
 from kvweave.runtime.tracing import Attributes, NoTracer, Span, Tracer
+from kvweave.runtime.transfer import Making, OnRelease, ProgressiveTransfer, checked_transfer_id
 from kvweave.runtime.workers import PrefillWorker
-
-OnRelease = Callable[[Released], None]
 
 
 class PrefillEngine(Closing):
@@ -73,6 +80,8 @@ class PrefillEngine(Closing):
         self.engine_id = checked_engine_id("prefill", engine_id, keys)
         self._recorder = Recorder(observer)
         self._draining = False
+        self._beginning = Lock()
+        self._transfer_ids: set[str] = set()
         self._tracer = tracer or NoTracer()
         self._clock = clock
         self._generations = itertools.count(secrets.randbits(48))
@@ -116,31 +125,25 @@ class PrefillEngine(Closing):
         reference. Raises ``BlockTableError`` for ids that this engine does not have. ``traceparent`` is that of the
         request's own span, where there is one.
         """
-        self._require_alive()
-        if self._draining:
-            raise LocalProtocolError(f"engine {self.engine_id}: it is being drained; offer {request_id[:40]!r} nowhere")
-        offered_at = self._clock()
-        if not 0 <= num_tokens <= MOST_TOKENS or not 0 < len(request_id) <= MOST_ID_LETTERS:
-            raise LocalProtocolError(
-                f"offer {request_id[:40]!r}: num_tokens is {num_tokens}, the id has {len(request_id)} letters; "
-                f"at most {MOST_TOKENS} tokens and 1 to {MOST_ID_LETTERS} letters can be offered"
-            )
         tables = checked_tables("source", self.layout, blocks)
-        if lease_seconds is not None:
-            checked_lease(lease_seconds)
-        attributes: Attributes = {"engine_id": self.engine_id, "request_id": request_id, "num_tokens": num_tokens}
-        span = self._tracer.begin("kvweave.offer", traceparent, attributes)
-        reference = OfferReference(
-            self.engine_id, self._server.host, self._server.port, request_id, next(self._generations), num_tokens,
-            tables, self.layout.parallel.tp, span.traceparent,
+        return self._make(Making(request_id, num_tokens, tables, on_release, lease_seconds, traceparent))
+
+    def begin_transfer(self, transfer_id: str, request_id: str, prompt: str = "") -> ProgressiveTransfer:
+        """A prompt that is offered while it is prefilled, to whoever follows this id (``DecodeEngine.follow``).
+
+        Where the follower says what the prompt is called, it must be this ``prompt``, such as a hash of its tokens.
+        Raises ``LocalProtocolError`` for an id that could be guessed, or that another request has at this moment.
+        """
+        self._require_taking(request_id)
+        checked_transfer_id(transfer_id)
+        with self._beginning:
+            if transfer_id in self._transfer_ids:
+                raise LocalProtocolError(f"request {request_id[:40]!r}: another one has its transfer id; make a new id")
+            self._transfer_ids.add(transfer_id)
+        return ProgressiveTransfer(
+            BeginTransfer(transfer_id, prompt), request_id, self.layout, self._make, self._submit,
+            self._transfer_ids.discard,
         )  # fmt: skip
-        announcement: Future[Released] = Future()
-        announcement.add_done_callback(lambda future: self._end(span, offered_at, future.result()))
-        if on_release is not None:
-            announcement.add_done_callback(lambda future: on_release(future.result()))
-        self._coordinator.submit(Offer(reference, lease_seconds, announcement))
-        self._thread.wake()
-        return reference if num_tokens else None
 
     def withdraw(self, reference: OfferReference) -> None:
         """Takes an offer back. It is released at once, or when the engine that reads it has finished.
@@ -169,6 +172,42 @@ class PrefillEngine(Closing):
     def close(self) -> None:
         """Releases all offers and ends, in bounded time."""
         self._thread.close()
+
+    def _make(self, making: Making) -> OfferReference | None:
+        self._require_taking(making.request_id)
+        offered_at = self._clock()
+        if not 0 <= making.num_tokens <= MOST_TOKENS or not 0 < len(making.request_id) <= MOST_ID_LETTERS:
+            raise LocalProtocolError(
+                f"offer {making.request_id[:40]!r}: num_tokens is {making.num_tokens}, the id has "
+                f"{len(making.request_id)} letters; at most {MOST_TOKENS} tokens and 1 to {MOST_ID_LETTERS} letters "
+                "can be offered"
+            )
+        if making.lease_seconds is not None:
+            checked_lease(making.lease_seconds)
+        attributes: Attributes = {
+            "engine_id": self.engine_id, "request_id": making.request_id, "num_tokens": making.num_tokens,
+        }  # fmt: skip
+        span = self._tracer.begin("kvweave.offer", making.traceparent, attributes)
+        reference = OfferReference(
+            self.engine_id, self._server.host, self._server.port, making.request_id, next(self._generations),
+            making.num_tokens, making.tables, self.layout.parallel.tp, span.traceparent,
+        )  # fmt: skip
+        announcement: Future[Released] = Future()
+        announcement.add_done_callback(lambda future: self._end(span, offered_at, future.result()))
+        on_release = making.on_release
+        if on_release is not None:
+            announcement.add_done_callback(lambda future: on_release(future.result()))
+        self._submit(Offer(reference, making.lease_seconds, announcement, making.transfer_id, making.final))
+        return reference if making.num_tokens else None
+
+    def _submit(self, command: PrefillCommand) -> None:
+        self._coordinator.submit(command)
+        self._thread.wake()
+
+    def _require_taking(self, request_id: str) -> None:
+        self._require_alive()
+        if self._draining:
+            raise LocalProtocolError(f"engine {self.engine_id}: it is being drained; offer {request_id[:40]!r} nowhere")
 
     def _end(self, span: Span, offered_at: float, released: Released) -> None:
         """Notes how long an offer's blocks were pinned; on the polling thread."""

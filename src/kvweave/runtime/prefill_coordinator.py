@@ -60,11 +60,16 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Offer the blocks of a reference; the future hears of their release."""
+    """Offer the blocks of a reference; the future hears of their release.
+
+    ``transfer_id`` is that of the transfer which it is a part of, or ``final`` in.
+    """
 
     reference: OfferReference
     lease_seconds: float | None
     announcement: Future[Released]
+    transfer_id: str | None = None
+    final: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,29 @@ class Withdraw:
     offer: OfferKey
 
 
-PrefillCommand = Offer | Withdraw | Drain
+@dataclass(frozen=True, slots=True)
+class BeginTransfer:
+    """A prompt will be offered while it is prefilled; ``prompt`` is what followers are told that it is called."""
+
+    transfer_id: str
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retract:
+    """The blocks of a transfer's offers are given up."""
+
+    transfer_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """A transfer ends without a final offer."""
+
+    transfer_id: str
+
+
+PrefillCommand = Offer | Withdraw | BeginTransfer | Retract | Abandon | Drain
 
 
 class PrefillCoordinator:
@@ -158,16 +185,30 @@ class PrefillCoordinator:
 
     def _carry_out(self, command: PrefillCommand) -> None:
         now = self._clock()
-        if isinstance(command, Drain):
-            self._drains.begin(command.future)
-            self._perform(self._side.drain())
-            return
-        if isinstance(command, Withdraw):
-            self._perform(self._side.withdraw(now, command.offer))
-            return
-        self._recorder.add("offers")
-        self._announcements[command.reference.offer] = command.announcement
-        self._perform(self._side.offer(now, command.reference, command.lease_seconds))
+        match command:
+            case Drain(future):
+                self._drains.begin(future)
+                self._perform(self._side.drain())
+            case Withdraw(offer):
+                self._perform(self._side.withdraw(now, offer))
+            case BeginTransfer(transfer_id, prompt):
+                self._side.begin_transfer(now, transfer_id, prompt)
+            case Retract(transfer_id):
+                self._perform(self._side.retract_parts(now, transfer_id))
+            case Abandon(transfer_id):
+                self._perform(self._side.abandon_transfer(now, transfer_id))
+            case Offer():
+                self._offer(now, command)
+
+    def _offer(self, now: float, command: Offer) -> None:
+        reference, lease_seconds = command.reference, command.lease_seconds
+        self._recorder.add("offers" if command.final else "offered_parts")
+        self._announcements[reference.offer] = command.announcement
+        if command.transfer_id is None:
+            self._perform(self._side.offer(now, reference, lease_seconds))
+        else:
+            part = self._side.offer_part(now, command.transfer_id, reference, command.final, lease_seconds)
+            self._perform(part)
 
     def _receive(self, connection: Caller, data: bytes) -> None:
         try:

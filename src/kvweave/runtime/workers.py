@@ -135,8 +135,8 @@ class DecodeWorker:
                 self._connect(command)
             case DropPeer():
                 self._drop(command.address)
-            case PostReads(fetch=fetch, fenced=True) if fetch not in self._allowed:
-                self._fenced[fetch] = command
+            case PostReads(fence=int(fence)) if fence not in self._allowed:
+                self._fenced[fence] = command
             case PostReads():
                 self._post(command)
             case RetryReads(fetch, rank) if rank == self._rank:
@@ -144,14 +144,13 @@ class DecodeWorker:
             case CancelReads(fetch):
                 self._cancel(fetch)
 
-    def allow(self, fetch: int) -> None:
-        """The target memory of a fenced fetch may be written, now or when its reads come."""
-        fenced = self._fenced.pop(fetch, None)
+    def allow(self, fence: int) -> None:
+        """The target memory behind a fence may be written: now, and whenever reads come that begin only then."""
+        self._allowed[fence] = None
+        _forget_oldest(self._allowed, _MOST_ALLOWED)
+        fenced = self._fenced.pop(fence, None)
         if fenced is not None:
             self._post(fenced)
-            return
-        self._allowed[fetch] = None
-        _forget_oldest(self._allowed, _MOST_ALLOWED)
 
     def poll(self) -> list[WorkerEvent]:
         """Moves bytes, and tells what has ended since."""
@@ -222,7 +221,8 @@ class DecodeWorker:
 
     def _cancel(self, fetch: int) -> None:
         """Ends the reads of a fetch; those that never began have ended."""
-        if self._fenced.pop(fetch, None) is not None:
+        for fence in [fence for fence, command in self._fenced.items() if command.fetch == fetch]:
+            del self._fenced[fence]
             self._reads[fetch] = _Reads(self._clock())
         for handle in self._reads[fetch].handles if fetch in self._reads else ():
             self._transport.cancel(handle)
@@ -264,12 +264,20 @@ class DecodeWorker:
         """From which replicas a request is read: from those that are loaded least, and a large one from several."""
         loads = ((source, self._in_flight.of(agent)) for source, agent in peer.agents.items())
         in_flight = {source: nbytes for source, nbytes in loads if nbytes}
-        return peer.spread.stripes(command.salt, command.start_token, command.num_tokens, in_flight)
+        return peer.spread.stripes(command.salt, _first_token(command), command.num_tokens, in_flight)
 
     def _rows(self, peer: _Peer, command: PostReads, stripes: tuple[Stripe, ...]) -> RequestDescriptors:
+        """The rows of one command.
+
+        What is behind the last token of a part may be being written, so only whole requests are padded, and these only
+        where their last token is still to be moved.
+        """
+        portion = command.portion
+        padding = peer.padding if portion is None or portion.others else 1
         return peer.plan.descriptors(
             self._own, command.source_tables, command.target_tables,
-            padded(command.num_tokens, command.start_token, peer.padding), command.start_token, stripes=stripes,
+            padded(command.num_tokens, _first_token(command), padding), command.start_token,
+            stripes=stripes, portion=portion,
         )  # fmt: skip
 
     def _look_at_reads(self, fetch: int, reads: _Reads) -> None:
@@ -345,6 +353,11 @@ class DecodeWorker:
             self._fail(fetch, FailureReason.READ_FAILED, str(error))
         read = [_statistics(rows, 0.0) for rows in again]
         reads.statistics = reads.statistics.instead(failed, read)
+
+
+def _first_token(command: PostReads) -> int:
+    """The first token that is moved of layers that keep all of them."""
+    return command.start_token if command.portion is None else command.portion.kept_start
 
 
 def _forget_oldest(kept: dict[int, Any], most: int) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvweave.errors import ConfigurationError
 from kvweave.serving.machine import Installation, Machine
+from kvweave.serving.pairing import PrefillServer
 from kvweave.serving.ports import HOST, take_ports
 from kvweave.serving.shape import OPTIONS, ServerShape
 
@@ -44,13 +46,17 @@ _SHORT_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be served: a model, one shape for each server, arguments for every vLLM, and the router's port."""
+    """What is to be served: a model, one shape for each server, arguments for every vLLM, and the router's port.
+
+    ``progressive``: our own proxy stands in front instead of vllm-router, and caches move while they are computed.
+    """
 
     model: str
     prefill: tuple[ServerShape, ...]
     decode: tuple[ServerShape, ...]
     arguments: tuple[str, ...] = ()
     port: int = 8000
+    progressive: bool = False
 
     def __post_init__(self) -> None:
         for argument in self.arguments:
@@ -108,6 +114,8 @@ def deploy(
         _server(order, installation, name, shape, port, transfer, _unset(environment, LOOPBACK | share))
         for name, shape, port, transfer, share in zip(names, shapes, servers, transfers, shares, strict=True)
     ]
+    if order.progressive:
+        return (*found, _proxy(order, found, dict(zip(names, zip(control, controls, strict=True), strict=False))))
     return (*found, _router(order, installation, found, metrics, environment))
 
 
@@ -156,6 +164,20 @@ def _router(
         "--kv-connector", "nixl", "--worker-startup-check-interval", "1", "--prometheus-port", str(metrics),
     )  # fmt: skip
     return Deployment(ROUTER, ROUTER, order.port, command, _without_proxy(environment))
+
+
+def _proxy(order: Order, servers: Sequence[Deployment], controls: Mapping[str, tuple[int, int]]) -> Deployment:
+    """Our own proxy; ``controls`` has each prefill server's first control port, and how many it has."""
+    sides = []
+    for server in servers:
+        if server.name in controls:
+            first, count = controls[server.name]
+            peers = tuple(f"{HOST}:{first + number}" for number in range(count))
+            sides += ["--prefill", str(PrefillServer(server.url, peers))]
+        else:
+            sides += ["--decode", server.url]
+    command = (sys.executable, "-m", "kvweave.serving.proxy", "--port", str(order.port), *sides)
+    return Deployment("proxy", ROUTER, order.port, command)
 
 
 def _without_proxy(environment: Mapping[str, str]) -> dict[str, str]:

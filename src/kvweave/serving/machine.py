@@ -48,13 +48,16 @@ class Installation:
             found = replace(found, router=(_script("vllm-router"),))
         return found
 
-    def require(self) -> None:
-        """Raises ``ConfigurationError`` that names what is missing and what to install."""
-        if not self.missing:
+    def require(self, *, router: bool = True) -> None:
+        """Raises ``ConfigurationError`` that names what is missing and what to install; without the ``router`` if need
+        be.
+        """
+        missing = [name for name in self.missing if router or name != "vllm-router"]
+        if not missing:
             return
-        wanted = dict.fromkeys(_PARTS[name][1] for name in self.missing)
+        wanted = dict.fromkeys(_PARTS[name][1] for name in missing)
         raise ConfigurationError(
-            f"serve: not installed beside {sys.executable}: {', '.join(self.missing)}; install {' and '.join(wanted)} "
+            f"serve: not installed beside {sys.executable}: {', '.join(missing)}; install {' and '.join(wanted)} "
             "there, or see the commands with --dry-run"
         )
 

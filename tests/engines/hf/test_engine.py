@@ -21,6 +21,7 @@ from kvweave.errors import (
     TransferRefused,
     TransportError,
 )
+from kvweave.runtime import new_transfer_id
 from kvweave.transport.memory import MemoryNetwork
 from tests.engines.hf.planted import ZeroingTransport
 
@@ -84,6 +85,21 @@ def test_the_answer_is_that_of_one_engine(family, length, transport, prefill_run
         answer = decode.decode(prompt, prefill.prefill("request", prompt), NEW_TOKENS)
         assert (prefill.blocks_in_use(), decode.blocks_in_use()) == (0, 0)
     assert list(answer.tokens) == source.reference(prompt, NEW_TOKENS)
+
+
+@pytest.mark.parametrize("preempted_after", [0, 2], ids=["undisturbed", "preempted after two chunks"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_that_is_followed_in_chunks_gives_the_answer_of_one_engine(
+    family, preempted_after, transport, prefill_runner, decode_runner
+):
+    source, transfer_id = prefill_runner(family), new_transfer_id()
+    with engines(source, decode_runner(family), transport) as (prefill, decode), ThreadPoolExecutor(1) as pool:
+        arguments = (PROMPT, transfer_id, prefill.address, NEW_TOKENS)
+        answer = pool.submit(decode.decode_followed, *arguments)
+        prefill.prefill_in_chunks("request", PROMPT, transfer_id, 24, preempted_after)
+        tokens = answer.result(60).tokens
+        assert (prefill.blocks_in_use(), decode.blocks_in_use()) == (0, 0)
+    assert list(tokens) == source.reference(PROMPT, NEW_TOKENS, chunk_tokens=24)
 
 
 def test_a_prompt_of_one_token_is_answered_without_a_transfer(llama, prefill_runner):

@@ -36,6 +36,11 @@ def test_every_family_meets_every_pair_in_order(stage):
     assert all(result.ok for result in results)
 
 
+def test_every_family_is_answered_right_in_chunks_too(stage):
+    results = list(sweep(stage, ["llama", "gemma3", "mamba"], PAIRS[:1], max_new_tokens=4, chunks=4))
+    assert [result.ok for result in results] == [True] * 3
+
+
 def test_what_no_engine_could_build_is_impossible_and_no_fault(stage):
     (result,) = sweep(stage, ["llama"], PAIRS[2:3])
     assert result.impossible.startswith("prefill: k, axis head: 4 units over tp=3")

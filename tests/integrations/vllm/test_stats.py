@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +31,12 @@ def test_an_interval_holds_what_happened_in_it() -> None:
     assert (data["transfer_seconds"], data["post_seconds"], data["wait_seconds"]) == ([0.125], [0.01], [1.0])
     assert (data["bytes"], data["rows"]) == ([3 << 20], [12])
     assert data["counts"] == {"failed:late": 1, "handshakes": 1}
+
+
+def test_what_moved_early_is_counted() -> None:
+    collected = TransferStats()
+    collected.add_transfer(replace(DELIVERED, early_bytes=7))
+    assert collected.take().data["counts"] == {"early_bytes": 7}
 
 
 def test_intervals_add_up() -> None:

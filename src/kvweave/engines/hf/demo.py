@@ -15,11 +15,11 @@ from kvweave import models
 from kvweave.core.layout import EngineLayout
 from kvweave.core.model import ModelCache
 from kvweave.core.plan import plan_transfer
-from kvweave.engines.hf.engine import EngineShape
+from kvweave.engines.hf.engine import Answer, EngineShape
 from kvweave.engines.hf.model_source import SMOLLM2, model_folder
 from kvweave.engines.hf.process import EngineProcess
 from kvweave.errors import ConfigurationError, LayoutError
-from kvweave.runtime import Delivered
+from kvweave.runtime import Delivered, new_transfer_id
 from kvweave.runtime.closing import Closing
 
 QUESTION = "What is the capital of France, and what is it known for? Answer in one sentence."
@@ -46,7 +46,10 @@ class Contact:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One run. ``difference`` is the position of the first token that differs from one engine's, None if none does."""
+    """One run. ``difference`` is the position of the first token that differs from one engine's, None if none does.
+
+    ``early_bytes`` of all bytes moved while the prompt was being prefilled.
+    """
 
     model: str
     prompt_tokens: int
@@ -60,6 +63,7 @@ class Demonstration:
     transfer_seconds: Mapping[str, float]
     decode_seconds: float
     blocks_left: int
+    early_bytes: int = 0
 
     @property
     def difference(self) -> int | None:
@@ -83,9 +87,18 @@ class Stage(Closing):
         self._loaded = ""
 
     def run(
-        self, model: str, prefill: EngineShape, decode: EngineShape, prompt: str | None = None, max_new_tokens: int = 64
+        self,
+        model: str,
+        prefill: EngineShape,
+        decode: EngineShape,
+        prompt: str | None = None,
+        max_new_tokens: int = 64,
+        chunks: int = 1,
     ) -> Demonstration:
         """Prefills ``prompt`` in one shape, decodes in the other, and compares with one engine.
+
+        With several ``chunks`` each is moved while the next one is prefilled. The engines then run at the same time,
+        and ``prefill_seconds`` and ``decode_seconds`` both last until their side is done.
 
         Raises our errors: ``LayoutError`` for a shape the model does not allow, ``IncompatibleLayouts`` for a pair that
         does not fit, ``ConfigurationError`` for an empty prompt, ``EngineProcessError`` if a side fails.
@@ -98,16 +111,14 @@ class Stage(Closing):
             raise ConfigurationError(f"prompt: {prompt!r} has no tokens; ask something")
         self._tell("opening the engines")
         self._decode.start_decode(_sized(decode, len(tokens)))  # first, as in close: it takes an earlier one's place
-        self._prefill.start_prefill(_sized(prefill, len(tokens)))
-        started = perf_counter()
-        self._tell(f"prefilling {len(tokens)} tokens")
-        params = self._prefill.prefill("demo", tokens)
-        prefilled = perf_counter()
-        self._tell("moving the cache and decoding")
-        answer = self._decode.decode(tokens, params, max_new_tokens)
-        decoded = perf_counter()
+        address = self._prefill.start_prefill(_sized(prefill, len(tokens)))
+        chunk_tokens = -(-len(tokens) // chunks) if chunks > 1 else None
+        if chunk_tokens is None:
+            answer, prefill_seconds, decode_seconds = self._one_after_the_other(tokens, max_new_tokens)
+        else:
+            answer, prefill_seconds, decode_seconds = self._at_once(address, tokens, max_new_tokens, chunk_tokens)
         self._tell("answering in one engine for comparison")
-        expected = self._decode.reference(tokens, max_new_tokens)
+        expected = self._decode.reference(tokens, max_new_tokens, chunk_tokens)
         delivered = answer.delivered
         return Demonstration(
             model=model,
@@ -118,11 +129,36 @@ class Stage(Closing):
             contacts=contacts if delivered else (),
             nbytes=delivered.nbytes if delivered else 0,
             rows=delivered.num_rows if delivered else 0,
-            prefill_seconds=prefilled - started,
+            early_bytes=delivered.early_bytes if delivered else 0,
+            prefill_seconds=prefill_seconds,
             transfer_seconds=_stages(delivered),
-            decode_seconds=decoded - prefilled - sum(_stages(delivered).values()),
+            decode_seconds=decode_seconds,
             blocks_left=self._prefill.blocks_in_use() + self._decode.blocks_in_use(),
         )
+
+    def _one_after_the_other(self, tokens: list[int], max_new_tokens: int) -> tuple[Answer, float, float]:
+        """The answer, and the seconds of prefill and decode."""
+        started = perf_counter()
+        self._tell(f"prefilling {len(tokens)} tokens")
+        params = self._prefill.prefill("demo", tokens)
+        prefilled = perf_counter()
+        self._tell("moving the cache and decoding")
+        answer = self._decode.decode(tokens, params, max_new_tokens)
+        moving = sum(_stages(answer.delivered).values())
+        return answer, prefilled - started, perf_counter() - prefilled - moving
+
+    def _at_once(
+        self, address: str, tokens: list[int], max_new_tokens: int, chunk_tokens: int
+    ) -> tuple[Answer, float, float]:
+        """The same of a prompt that is followed while it is prefilled."""
+        transfer_id, started = new_transfer_id(), perf_counter()
+        self._tell(f"prefilling {len(tokens)} tokens in chunks of {chunk_tokens}, and moving them")
+        with ThreadPoolExecutor(1) as other:
+            answering = other.submit(self._decode.decode_followed, tokens, transfer_id, address, max_new_tokens)
+            self._prefill.prefill_in_chunks("demo", tokens, transfer_id, chunk_tokens)
+            prefilled = perf_counter()
+            answer = answering.result()
+        return answer, prefilled - started, perf_counter() - started
 
     def close(self) -> None:
         """Ends both processes; the one that reads first, so that it does not miss the other."""

@@ -11,8 +11,8 @@ Several threads may call one engine: their transfers overlap, the model computes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from queue import Empty, SimpleQueue
@@ -22,11 +22,13 @@ from typing import Any
 from kvweave.core.cache_config import CacheConfig
 from kvweave.core.layout import EngineLayout
 from kvweave.core.parallel import ParallelConfig
+from kvweave.core.portion import Portion
 from kvweave.engines.hf.block_pool import BlockPool
 from kvweave.engines.hf.paged_memory import PagedMemory, Tables
+from kvweave.engines.hf.pinned import PinnedTables
 from kvweave.engines.hf.runner import ModelRunner
 from kvweave.errors import ConfigurationError, KVWeaveError
-from kvweave.runtime import DecodeEngine, Delivered, PrefillEngine, Timing
+from kvweave.runtime import DecodeEngine, Delivered, Fetch, PrefillEngine, ProgressiveTransfer, Timing
 from kvweave.runtime.closing import Closing
 from kvweave.runtime.naming import TransportFactory
 
@@ -134,6 +136,50 @@ class HuggingFacePrefill(Closing):
         )
         return None if offered is None else offered.params()
 
+    def prefill_in_chunks(
+        self, request_id: str, tokens: Sequence[int], transfer_id: str, chunk_tokens: int, preempted_after: int = 0
+    ) -> Mapping[str, Any] | None:
+        """The same in chunks, each offered to whoever follows ``transfer_id`` as soon as it is computed.
+
+        ``preempted_after`` so many chunks, if any, the request loses its blocks to another one and is computed anew.
+        """
+        transfer = self._engine.begin_transfer(transfer_id, request_id)
+        try:
+            if len(tokens) < 2:
+                return None
+            if preempted_after:
+                lost = self._compute_chunks(transfer, tokens[:-1], chunk_tokens, preempted_after)
+                transfer.give_up_blocks()
+                self._store.memory.scribble(lost.tables)
+                lost.let_go()
+            pinned = self._compute_chunks(transfer, tokens[:-1], chunk_tokens)
+            with ExitStack() as stack:
+                stack.callback(pinned.let_go)
+                offered = transfer.finish(len(tokens) - 1, pinned.tables, pinned.let_go)
+                stack.pop_all()
+            return None if offered is None else offered.params()
+        finally:
+            transfer.abandon()
+
+    def _compute_chunks(
+        self, transfer: ProgressiveTransfer, tokens: Sequence[int], chunk_tokens: int, most_chunks: int = 0
+    ) -> PinnedTables:
+        """Computes tokens, all or those of so many chunks, and offers each chunk but the last one of all."""
+        pinned = PinnedTables(self._store.allocate(len(tokens)), self._store.give_back)
+        session = None
+        with ExitStack() as stack:
+            stack.callback(pinned.let_go)
+            for start in range(0, len(tokens), chunk_tokens)[: most_chunks or None]:
+                with self._computing:
+                    session = self._runner.prefill(tokens[start : start + chunk_tokens], session)
+                    captured = self._runner.capture(session)
+                last = captured.num_tokens == len(tokens)
+                self._store.memory.write(captured, pinned.tables, Portion(start, others=last))
+                if not last:
+                    _offer_chunk(transfer, captured.num_tokens, pinned)
+            stack.pop_all()
+        return pinned
+
     def blocks_in_use(self, patience_seconds: float = 10.0) -> int:
         """Blocks that are not free; waits for offers that are about to be released."""
         return self._store.blocks_in_use(patience_seconds)
@@ -166,10 +212,40 @@ class HuggingFaceDecode(Closing):
         if params is None:
             with self._computing:
                 return Answer(tuple(self._runner.generate(tokens, max_new_tokens, stop_tokens=stop_tokens)), None)
+        return self._answer(
+            tokens, lambda tables: self._engine.fetch(dict(params), tables), max_new_tokens, stop_tokens,
+            timeout_seconds,
+        )  # fmt: skip
+
+    def decode_followed(
+        self,
+        tokens: Sequence[int],
+        transfer_id: str,
+        address: str,
+        max_new_tokens: int,
+        stop_tokens: Sequence[int] = (),
+        timeout_seconds: float = 60.0,
+    ) -> Answer:
+        """The same while the prompt is still being prefilled at ``address``, see ``prefill_in_chunks``."""
+        if len(tokens) < 2:
+            return self.decode(tokens, None, max_new_tokens, stop_tokens)
+        return self._answer(
+            tokens, lambda tables: self._engine.follow(transfer_id, address, tables), max_new_tokens, stop_tokens,
+            timeout_seconds,
+        )  # fmt: skip
+
+    def _answer(
+        self,
+        tokens: Sequence[int],
+        begin: Callable[[Tables], Fetch],
+        max_new_tokens: int,
+        stop_tokens: Sequence[int],
+        timeout_seconds: float,
+    ) -> Answer:
         num_tokens = len(tokens) - 1
         tables = self._store.allocate(num_tokens)
         try:
-            delivered = self._fetch(params, tables, timeout_seconds)
+            delivered = self._wait(begin(tables), timeout_seconds)
             captured = self._store.memory.read(num_tokens, tables)
         finally:
             self._store.give_back(tables)
@@ -178,9 +254,8 @@ class HuggingFaceDecode(Closing):
             made = self._runner.generate(tokens, max_new_tokens, session, stop_tokens)
         return Answer(tuple(made), delivered)
 
-    def _fetch(self, params: Mapping[str, Any], tables: Tables, timeout_seconds: float) -> Delivered:
+    def _wait(self, fetch: Fetch, timeout_seconds: float) -> Delivered:
         """Returns or raises only when nothing writes into the blocks any more."""
-        fetch = self._engine.fetch(dict(params), blocks=tables)
         try:
             return fetch.result(timeout_seconds)
         except KVWeaveError:
@@ -195,6 +270,16 @@ class HuggingFaceDecode(Closing):
     def close(self) -> None:
         """Ends the engine."""
         self._engine.close()
+
+
+def _offer_chunk(transfer: ProgressiveTransfer, num_tokens: int, pinned: PinnedTables) -> None:
+    pinned.hold()
+    offered = None
+    try:
+        offered = transfer.offer_chunk(num_tokens, pinned.tables, pinned.let_go)
+    finally:
+        if offered is None:
+            pinned.let_go()
 
 
 def weights_fingerprint(runner: ModelRunner) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from kvweave.core.array import DType
 from kvweave.core.block_table import NULL_BLOCK
 from kvweave.core.layout import EngineLayout, Place, RankLayout, Shard
+from kvweave.core.portion import Portion, keeps_all_tokens
 from kvweave.engines.hf.captured import ArrayKey, CapturedArray, CapturedCache
 from kvweave.errors import LocalProtocolError
 
@@ -38,19 +39,30 @@ class PagedMemory:
             ranks.append(replace(rank, regions=tuple(regions)))
         self.layout = replace(layout, ranks=tuple(ranks))
 
-    def write(self, captured: CapturedCache, tables: Tables) -> None:
-        """Stores a request's arrays in its blocks, on every rank that holds a part of them."""
+    def write(self, captured: CapturedCache, tables: Tables, portion: Portion | None = None) -> None:
+        """Stores a request's arrays in its blocks, on every rank that holds a part of them; or a portion of these."""
         for number, rank in enumerate(self.layout.ranks):
             for shard, place in _held(rank):
+                if portion is not None and not portion.moves(shard.array):
+                    continue
                 array = captured.array(place.layer, shard.array.part)
                 view = self._view(number, shard, place)
                 inside = tuple(slice(interval.start, interval.stop) for interval in shard.box)
                 if shard.tokens is None:
                     view[_running_block(shard, tables), 0, 0] = array.data[inside]
                 else:
-                    entries = np.arange(array.first_entry, array.first_entry + len(array.data))
+                    first = max(array.first_entry, _first_kept(shard, portion))
+                    entries = np.arange(first, array.first_entry + len(array.data))
                     entries, at = _locations(shard, tables, entries)
                     view[at] = array.data[entries - array.first_entry][:, *inside]
+
+    def scribble(self, tables: Tables) -> None:
+        """Overwrites a request's blocks, as their next owner would."""
+        for number, rank in enumerate(self.layout.ranks):
+            for shard, place in _held(rank):
+                view = self._view(number, shard, place)
+                blocks = [block for block in tables[shard.group] if block != NULL_BLOCK]
+                view[blocks] = np.frombuffer(b"\xa5" * view.dtype.itemsize, dtype=view.dtype)[0]
 
     def read(self, num_tokens: int, tables: Tables) -> CapturedCache:
         """A request's arrays out of its blocks; raises ``LocalProtocolError`` if two ranks' replicas differ.
@@ -117,6 +129,13 @@ def _held(rank: RankLayout) -> Iterator[tuple[Shard, Place]]:
     for shard in rank.shards:
         for place in shard.places:
             yield shard, place
+
+
+def _first_kept(shard: Shard, portion: Portion | None) -> int:
+    """The first entry of a portion in a shard with a token axis."""
+    if portion is None or shard.array.tokens is None or not keeps_all_tokens(shard.array):
+        return 0
+    return portion.kept_start // shard.array.tokens.tokens_per_entry
 
 
 def _running_block(shard: Shard, tables: Tables) -> int:

@@ -66,9 +66,9 @@ class EngineProcess(Closing):
         """The tokens as text, special tokens left out."""
         return str(self._ask("text", list(tokens)))
 
-    def start_prefill(self, shape: Any) -> None:
-        """Opens a prefill engine of that ``EngineShape``; the earlier engine is closed."""
-        self._ask("start_prefill", shape)
+    def start_prefill(self, shape: Any) -> str:
+        """Opens a prefill engine of that ``EngineShape``; the earlier engine is closed. Returns its address."""
+        return str(self._ask("start_prefill", shape))
 
     def start_decode(self, shape: Any) -> None:
         """Opens a decode engine of that ``EngineShape``; the earlier engine is closed."""
@@ -83,9 +83,22 @@ class EngineProcess(Closing):
         """``HuggingFaceDecode.decode``: an ``Answer``."""
         return self._ask("decode", list(tokens), params, max_new_tokens)
 
-    def reference(self, tokens: Sequence[int], max_new_tokens: int) -> list[int]:
-        """The same model's tokens in one engine."""
-        return list(self._ask("reference", list(tokens), max_new_tokens))
+    def prefill_in_chunks(
+        self, request_id: str, tokens: Sequence[int], transfer_id: str, chunk_tokens: int
+    ) -> Mapping[str, Any] | None:
+        """``HuggingFacePrefill.prefill_in_chunks``."""
+        params: Mapping[str, Any] | None = self._ask(
+            "prefill_in_chunks", request_id, list(tokens), transfer_id, chunk_tokens
+        )
+        return params
+
+    def decode_followed(self, tokens: Sequence[int], transfer_id: str, address: str, max_new_tokens: int) -> Any:
+        """``HuggingFaceDecode.decode_followed``: an ``Answer``."""
+        return self._ask("decode_followed", list(tokens), transfer_id, address, max_new_tokens)
+
+    def reference(self, tokens: Sequence[int], max_new_tokens: int, chunk_tokens: int | None = None) -> list[int]:
+        """The same model's tokens in one engine, which computes the prompt in chunks or at once."""
+        return list(self._ask("reference", list(tokens), max_new_tokens, chunk_tokens))
 
     def blocks_in_use(self, patience_seconds: float = _PATIENCE_SECONDS) -> int:
         """Blocks of the open engine that are not free; waits that long for each offer that is about to be released."""
@@ -152,12 +165,13 @@ class _Host:
     def text(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def start_prefill(self, shape: Any) -> None:
+    def start_prefill(self, shape: Any) -> str:
         from kvweave.engines.hf.engine import HuggingFacePrefill
         from kvweave.transport.nixl import NixlTransport
 
         self.close()
         self._engine = HuggingFacePrefill(self._runner, shape, NixlTransport)
+        return str(self._engine.address)
 
     def start_decode(self, shape: Any) -> None:
         from kvweave.engines.hf.engine import HuggingFaceDecode
@@ -172,8 +186,17 @@ class _Host:
     def decode(self, tokens: list[int], params: Mapping[str, Any] | None, max_new_tokens: int) -> Any:
         return self._opened().decode(tokens, params, max_new_tokens, self._stop_tokens())
 
-    def reference(self, tokens: list[int], max_new_tokens: int) -> list[int]:
-        return list(self._runner.reference(tokens, max_new_tokens, self._stop_tokens()))
+    def prefill_in_chunks(
+        self, request_id: str, tokens: list[int], transfer_id: str, chunk_tokens: int
+    ) -> Mapping[str, Any] | None:
+        engine = self._opened()
+        return engine.prefill_in_chunks(request_id, tokens, transfer_id, chunk_tokens)  # type: ignore[no-any-return]
+
+    def decode_followed(self, tokens: list[int], transfer_id: str, address: str, max_new_tokens: int) -> Any:
+        return self._opened().decode_followed(tokens, transfer_id, address, max_new_tokens, self._stop_tokens())
+
+    def reference(self, tokens: list[int], max_new_tokens: int, chunk_tokens: int | None) -> list[int]:
+        return list(self._runner.reference(tokens, max_new_tokens, self._stop_tokens(), chunk_tokens))
 
     def blocks_in_use(self, patience_seconds: float) -> int:
         return int(self._opened().blocks_in_use(patience_seconds))

@@ -145,9 +145,15 @@ class ModelRunner:
             made.append(token)
         return made
 
-    def reference(self, tokens: Sequence[int], max_new_tokens: int, stop_tokens: Sequence[int] = ()) -> list[int]:
-        """What one engine answers, in the steps of a split run: all but the last prompt token at once, then singly."""
-        return self.generate(tokens, max_new_tokens, self.prefill(tokens[:-1]), stop_tokens)
+    def reference(
+        self,
+        tokens: Sequence[int],
+        max_new_tokens: int,
+        stop_tokens: Sequence[int] = (),
+        chunk_tokens: int | None = None,
+    ) -> list[int]:
+        """What one engine answers, in the steps of a split run: all but the last prompt token, then singly."""
+        return self.generate(tokens, max_new_tokens, self.prefill(tokens[:-1], chunk_size=chunk_tokens), stop_tokens)
 
     def _config(self) -> Any:
         return self.network.config.get_text_config(decoder=True)

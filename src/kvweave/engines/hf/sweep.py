@@ -74,17 +74,21 @@ PAIRS = (
 
 
 def sweep(
-    stage: Stage, families: Sequence[str], pairs: Sequence[ShapePair] = PAIRS, max_new_tokens: int = 24
+    stage: Stage,
+    families: Sequence[str],
+    pairs: Sequence[ShapePair] = PAIRS,
+    max_new_tokens: int = 24,
+    chunks: int = 1,
 ) -> Iterator[SweepResult]:
-    """Every family in every pair, one result as soon as it is there."""
+    """Every family in every pair, one result as soon as it is there; ``chunks`` as in ``Stage.run``."""
     for family in families:
         for pair in pairs:
-            yield _try(stage, family, pair, max_new_tokens)
+            yield _try(stage, family, pair, max_new_tokens, chunks)
 
 
-def _try(stage: Stage, family: str, pair: ShapePair, max_new_tokens: int) -> SweepResult:
+def _try(stage: Stage, family: str, pair: ShapePair, max_new_tokens: int, chunks: int) -> SweepResult:
     try:
-        shown = stage.run(f"tiny:{family}", pair.prefill, pair.decode, max_new_tokens=max_new_tokens)
+        shown = stage.run(f"tiny:{family}", pair.prefill, pair.decode, max_new_tokens=max_new_tokens, chunks=chunks)
     except LayoutError as error:
         return SweepResult(family, pair.name, impossible=str(error))
     except KVWeaveError as error:

@@ -59,14 +59,26 @@ class BlockIds:
         ``block_ids`` is what ``request_finished_all_groups`` gets and ``KVCacheBlocks.get_block_ids()`` returns. Raises
         ``BlockTableError`` for another number of groups, or where a state has no block.
         """
-        if len(block_ids) != len(self.groups):
-            raise BlockTableError(
-                f"block ids of {len(block_ids)} groups, the cache configuration has {len(self.groups)}; give all"
-            )
+        self._require_all(block_ids)
         return {
             group.name: _table(group, np.asarray(ids, dtype=np.int64), num_tokens)
             for group, ids in zip(self.groups, block_ids, strict=True)
         }
+
+    def chunk_tables(self, block_ids: Sequence[Sequence[int]]) -> Tables:
+        """The tables of a request in the midst of its prompt; those of states are empty, these move at its end."""
+        self._require_all(block_ids)
+        nothing = np.zeros(0, dtype=np.int64)
+        return {
+            group.name: nothing if group.state_tokens else _table(group, np.asarray(ids, dtype=np.int64), 0)
+            for group, ids in zip(self.groups, block_ids, strict=True)
+        }
+
+    def _require_all(self, block_ids: Sequence[Sequence[int]]) -> None:
+        if len(block_ids) != len(self.groups):
+            raise BlockTableError(
+                f"block ids of {len(block_ids)} groups, the cache configuration has {len(self.groups)}; give all"
+            )
 
 
 def vllm_ids(table: npt.NDArray[np.int64]) -> list[int]:

@@ -23,9 +23,9 @@ from typing import Any
 
 from kvweave.errors import KVWeaveError, LocalProtocolError, RemoteProtocolError
 from kvweave.integrations.vllm.block_ids import BlockIds
-from kvweave.integrations.vllm.params import mark_taken, names_offer
+from kvweave.integrations.vllm.params import followed_transfer, mark_taken, names_offer
 from kvweave.integrations.vllm.pause import Pause
-from kvweave.integrations.vllm.prompts import is_of
+from kvweave.integrations.vllm.prompts import is_of, prompt_digest
 from kvweave.integrations.vllm.stats import TransferStats
 from kvweave.protocol.effects import FailureReason
 from kvweave.protocol.reference import OfferReference
@@ -40,9 +40,14 @@ _Key = tuple[str, str, int]
 
 @dataclass(slots=True)
 class _Load:
-    """One request's fetch. ``left`` says that its request has ended before it, ``missing`` what vLLM was told last."""
+    """One request's fetch, of an offer or of a followed transfer, which will have ``num_tokens`` in the end.
 
-    reference: OfferReference
+    ``left`` says that its request has ended before it, ``missing`` what vLLM was told last.
+    """
+
+    key: _Key
+    num_tokens: int
+    reference: OfferReference | None
     fetch: Fetch
     begun: bool = False
     left: bool = False
@@ -58,11 +63,21 @@ class Begun:
 
 
 class Loads:
-    """All fetches of one engine's requests. One thread calls it; reports of the polling thread come by queues."""
+    """All fetches of one engine's requests. One thread calls it; reports of the polling thread come by queues.
+
+    ``computed_here`` tokens at a prompt's end are not offered by a prefill engine of this model.
+    """
 
     def __init__(
-        self, engine: DecodeEngine, block_ids: BlockIds, recompute_threshold: int, stats: TransferStats, pause: Pause
+        self,
+        engine: DecodeEngine,
+        block_ids: BlockIds,
+        recompute_threshold: int,
+        stats: TransferStats,
+        pause: Pause,
+        computed_here: int = 1,
     ) -> None:
+        self._computed_here = computed_here
         self._engine = engine
         self._pause = pause
         self._block_ids = block_ids
@@ -82,23 +97,19 @@ class Loads:
         return bool(self._unreported)
 
     def arrive(self, request: Any) -> None:
-        """A new request; holds its offer while it is queued."""
+        """A new request; holds its offer while it is queued, or follows what will be offered."""
         if not names_offer(request):
             return
         try:
-            reference = self._reference(request)
-            key = _key(reference)
-            if key in self._owners or key in self._spent:
-                self._followers[request.request_id] = key
-                return
-            fetch = self._engine.hold(reference)
+            load = self._begin_load(request)
         except KVWeaveError as error:
             self._stats.count("failed", "wrong_reference" if isinstance(error, RemoteProtocolError) else "not_held")
             logger.warning("request %s: its prompt is computed here: %s", request.request_id, error)
             mark_taken(request)
             return
-        self._owners[key] = request.request_id
-        self._loads[request.request_id] = _Load(reference, fetch)
+        if load is not None:
+            self._owners[load.key] = request.request_id
+            self._loads[request.request_id] = load
 
     def missing_tokens(self, request: Any, num_computed: int) -> int | None:
         """How many tokens beyond the ``num_computed`` first ones will be loaded; None while that is undecided."""
@@ -107,7 +118,7 @@ class Loads:
         load = self._loads.get(request.request_id)
         if load is None or load.begun or request.skip_reading_prefix_cache:
             return 0
-        missing = load.reference.num_tokens - num_computed
+        missing = load.num_tokens - num_computed
         load.missing = missing if missing >= max(self._recompute_threshold, 1) else 0
         return load.missing
 
@@ -123,12 +134,15 @@ class Loads:
             return None
         load.begun = True
         self._unreported.add(request.request_id)
-        num_tokens = load.reference.num_tokens
+        num_tokens = load.num_tokens
         try:
             if num_loaded != load.missing:
                 raise LocalProtocolError(f"vLLM wants {num_loaded} tokens, {load.missing} were promised")
             tables = self._block_ids.tables(block_ids, num_tokens)
-            self._engine.begin(load.fetch, load.reference, tables, num_tokens - num_loaded, fenced)
+            if load.reference is None:
+                self._engine.begin_followed(load.fetch, tables, num_tokens - num_loaded, fenced)
+            else:
+                self._engine.begin(load.fetch, load.reference, tables, num_tokens - num_loaded, fenced)
         except KVWeaveError as error:
             self._stats.count("failed", "not_begun")
             _warn(request.request_id, "not_begun", error)
@@ -164,6 +178,23 @@ class Loads:
             self._note_reported(request_id)
         return failed
 
+    def _begin_load(self, request: Any) -> _Load | None:
+        """Holds or follows; None when another request does that already."""
+        followed = followed_transfer(request)
+        reference = None if followed else self._reference(request)
+        key = _key(reference) if reference else (followed.peer, followed.transfer_id, 0) if followed else ("", "", 0)
+        if key in self._owners or key in self._spent:
+            self._followers[request.request_id] = key
+            return None
+        if reference is not None:
+            return _Load(key, reference.num_tokens, reference, self._engine.hold(reference))
+        num_tokens = max(int(request.num_prompt_tokens) - self._computed_here, 0)
+        fetch = self._engine.follow(
+            key[1], key[0], request_id=request.request_id, num_tokens=num_tokens,
+            prompt=prompt_digest(request, num_tokens),
+        )  # fmt: skip
+        return _Load(key, num_tokens, None, fetch)
+
     def _reference(self, request: Any) -> OfferReference:
         """The offer that a request names; raises ``RemoteProtocolError`` when it is malformed or of another prompt."""
         params = request.kv_transfer_params
@@ -186,9 +217,8 @@ class Loads:
         load = self._loads.pop(request_id)
         if not load.begun:
             load.fetch.abort()
-        key = _key(load.reference)
-        self._owners.pop(key, None)
-        self._spent[key] = None
+        self._owners.pop(load.key, None)
+        self._spent[load.key] = None
         while len(self._spent) > REMEMBERED_OFFERS:
             self._spent.popitem(last=False)
 

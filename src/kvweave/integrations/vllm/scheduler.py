@@ -16,9 +16,10 @@ from kvweave.integrations.vllm.fingerprint import model_identity
 from kvweave.integrations.vllm.layout import refuse_configuration
 from kvweave.integrations.vllm.loads import Loads
 from kvweave.integrations.vllm.metadata import Finished, RankHandshake
-from kvweave.integrations.vllm.offers import Offers, kept_back
+from kvweave.integrations.vllm.offers import Offers, kept_back, whole_block_tokens
 from kvweave.integrations.vllm.pause import Pause
 from kvweave.integrations.vllm.prefix_cache import keep_unpublished
+from kvweave.integrations.vllm.progress import Progress
 from kvweave.integrations.vllm.settings import DECODE, PREFILL, Settings
 from kvweave.integrations.vllm.stats import KVWeaveStats, TransferStats
 from kvweave.integrations.vllm.zeroing import zero_unwritten
@@ -39,6 +40,7 @@ class SchedulerRole:
         self._block_ids = BlockIds.of(kv_cache_config)
         self._kept_back = kept_back(vllm_config, kv_cache_config)
         self._pause = Pause(vllm_config.max_concurrent_batches)
+        self._block_tokens = whole_block_tokens(vllm_config, kv_cache_config)
         self._zeroing = bool(kv_cache_config.needs_kv_cache_zeroing)
         self._shared = False
         self._zeroed: set[int] = set()
@@ -65,11 +67,12 @@ class SchedulerRole:
         layout = join_ranks([rank.description for rank in ranks], name, self._fingerprint())
         if PREFILL in self._settings.roles:
             engine = self._open_prefill(layout, ranks)
-            self._offers = Offers(engine, self._block_ids, self._kept_back, self._pause)
+            progress = Progress(engine, self._block_ids, self._kept_back, self._block_tokens)
+            self._offers = Offers(engine, self._block_ids, self._kept_back, progress, self._pause)
         if DECODE in self._settings.roles:
             reading = self._open_decode(layout, ranks)
-            threshold = self._settings.recompute_threshold
-            self._loads = Loads(reading, self._block_ids, threshold, self._stats, self._pause)
+            threshold, computed_here = self._settings.recompute_threshold, max(self._kept_back, 1)
+            self._loads = Loads(reading, self._block_ids, threshold, self._stats, self._pause, computed_here)
 
     def arrive(self, request: Any) -> None:
         """A new request."""
@@ -105,16 +108,21 @@ class SchedulerRole:
 
         What must be said at once to let a fetch begin waits for nothing.
         """
+        if self._offers is not None:
+            self._offers.offer_progress(self.kv_cache_manager)
         if not self._zeroed:
             self._pause.take(num_scheduled_tokens)
         released = frozenset() if self._offers is None else frozenset(self._offers.take_released())
         zeroed, self._zeroed = frozenset(self._zeroed), set()
+        watched = self._offers is not None and self._offers.progressing
         if self._loads is None:
-            return Finished(released)
-        return Finished(released, self._loads.take_failed(), zeroed, self._loads.under_way)
+            return Finished(released, watched=watched)
+        return Finished(released, self._loads.take_failed(), zeroed, watched or self._loads.under_way)
 
     def take_loaded(self) -> frozenset[str]:
-        """Requests whose load was delivered since; their blocks hold what was offered."""
+        """A step was processed: requests whose load was delivered since, whose blocks hold what was offered."""
+        if self._offers is not None:
+            self._offers.offer_progress(self.kv_cache_manager)
         delivered = {} if self._loads is None else self._loads.take_delivered()
         for request_id, report in delivered.items():
             if report.incomplete:

@@ -19,6 +19,8 @@ _COUNTERS = {
     "declined": "Offers given back: nothing of them was missing here, or the request was aborted.",
     "released": "Offers whose blocks were freed, by reason (lease_ended: nobody came in time).",
     "offers": "Prompts offered to decode engines.",
+    "offered_parts": "Offers of prompts that were still being prefilled.",
+    "early_bytes": "Bytes that moved while their prompt was still being prefilled.",
     "handshakes": "Handshakes that came about.",
     "handshake_failures": "Handshakes that did not, by reason.",
     "peers_lost": "Prefill engines that were ready and are lost.",
@@ -105,6 +107,8 @@ class TransferStats:
         """Notes one delivery."""
         seconds = delivered.seconds
         waited = seconds["peer"] + seconds["claim"] + seconds["grant"]
+        if delivered.early_bytes:
+            self.count("early_bytes", amount=delivered.early_bytes)
         values = (seconds["read"], seconds["post"], waited, delivered.nbytes, delivered.num_rows)
         with self._lock:
             for name, value in zip(_LISTS, values, strict=True):

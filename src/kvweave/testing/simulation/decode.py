@@ -27,7 +27,7 @@ from kvweave.protocol.effects import (
     Reusable,
     Send,
 )
-from kvweave.protocol.fetch_entry import Order
+from kvweave.protocol.order import Order
 from kvweave.protocol.sides import DecodeSide
 from kvweave.testing.simulation.memory import BlockPool, content
 from kvweave.testing.simulation.network import Channel
