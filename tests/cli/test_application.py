@@ -40,7 +40,7 @@ def test_the_version_is_the_package_s(run):
     assert run("--version").stdout == f"kvweave {__version__}\n"
 
 
-@pytest.mark.parametrize("name", ["bench", "simulate"])
+@pytest.mark.parametrize("name", ["simulate"])
 def test_commands_of_later_issues_do_not_exist(run, name):
     assert run(name).exit_code == 2
 

@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 COUNTERS = {
     "offers": ("Prompts offered to decode engines.", ""),
+    "offered_parts": ("Offers of prompts that were still being prefilled.", ""),
     "released": ("Offers whose blocks were freed, by reason.", "reason"),
     "refused": ("Claims, renewals and handshakes refused, by reason.", "reason"),
     "turned_away": ("Connections that were not let in, by reason.", "reason"),

@@ -50,9 +50,11 @@ class SourceProcess:
         self._process.join()
 
     def end(self) -> None:
-        """Lets it end by itself if it still runs, and gives up what belongs to it. May be repeated."""
+        """Lets it end by itself if it still runs, stopped or not, and gives up what belongs to it. May be repeated."""
         if not self._connection.closed:
             self._connection.close()
+            if self._process.is_alive():
+                self.resume()
             self._process.join()
             self._process.close()
 
