@@ -74,7 +74,7 @@ def test_chunks_and_the_rest_are_the_whole_request_each_byte_once(name: str, sta
     (target,) = plan.decode.ranks
 
     def rows(num_tokens: int, start: int, portion: Portion | None = None) -> set[tuple[str, int, int]]:
-        return copies(plan.descriptors(target, request.source, request.target, num_tokens, start, 0, portion))
+        return copies(plan.descriptors(target, request.source, request.target, num_tokens, start, portion=portion))
 
     cuts = [start_token, 64, 70, 200]
     parts = [rows(stop, start, Portion(start, others=False)) for start, stop in pairwise(cuts)]
@@ -89,7 +89,7 @@ def test_a_portion_lies_within_the_tokens_that_move(outside: int) -> None:
     plan, request = between("windows", 100)
     with pytest.raises(BlockTableError, match=f"kept_start {outside}"):
         plan.descriptors(
-            plan.decode.ranks[0], request.source, request.target, 100, 10, 0, Portion(outside, others=False)
+            plan.decode.ranks[0], request.source, request.target, 100, 10, portion=Portion(outside, others=False)
         )
 
 
@@ -97,6 +97,6 @@ def test_tables_of_what_does_not_move_may_be_empty() -> None:
     plan, request = between("states", 64)
     (target,) = plan.decode.ranks
     source = {**request.source, "state": []}
-    assert plan.descriptors(target, source, request.target, 64, 0, 0, Portion(0, others=False)).total_bytes > 0
+    assert plan.descriptors(target, source, request.target, 64, portion=Portion(0, others=False)).total_bytes > 0
     with pytest.raises(BlockTableError):
         plan.descriptors(target, source, request.target, 64)
