@@ -34,6 +34,7 @@ MOST_BEATS = 1024
 MOST_CHECKSUMS = 2048
 MOST_LEASE_SECONDS = 7 * 86_400.0
 MOST_CHUNKS = 1024
+MOST_TRANSFER_LETTERS = 200
 LEAST_TRANSFER_LETTERS = 22
 """Of a transfer id, which must not be guessed: as many as 128 random bits have in base 64."""
 
@@ -46,7 +47,7 @@ Ranks = Annotated[tuple[Rank, ...], Meta(min_length=1, max_length=MOST_RANKS)]
 RankCount = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
 TokenCount = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 Seconds = Annotated[float, Meta(gt=0, le=MOST_LEASE_SECONDS)]
-TransferId = Annotated[str, Meta(min_length=LEAST_TRANSFER_LETTERS, max_length=200)]
+TransferId = Annotated[str, Meta(min_length=LEAST_TRANSFER_LETTERS, max_length=MOST_TRANSFER_LETTERS)]
 GroupName = Annotated[str, Meta(min_length=1, max_length=200)]
 BlockTable = Annotated[tuple[Annotated[int, Meta(ge=-1, lt=2**40)], ...], Meta(max_length=MOST_TOKENS)]
 BlockTables = Annotated[dict[GroupName, BlockTable], Meta(max_length=64)]

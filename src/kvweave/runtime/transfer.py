@@ -23,12 +23,10 @@ from kvweave.core.block_table import BlockTables
 from kvweave.core.layout import EngineLayout
 from kvweave.core.portion import keeps_all_tokens
 from kvweave.errors import KVWeaveError, LocalProtocolError
-from kvweave.protocol.messages import LEAST_TRANSFER_LETTERS
+from kvweave.protocol.messages import LEAST_TRANSFER_LETTERS, MOST_TRANSFER_LETTERS
 from kvweave.protocol.reference import OfferReference
 from kvweave.runtime.prefill_coordinator import Abandon, BeginTransfer, PrefillCommand, Released, Retract
 from kvweave.runtime.tables import checked_tables
-
-MOST_TRANSFER_LETTERS = 200
 
 OnRelease = Callable[[Released], None]
 

@@ -16,7 +16,7 @@ import argparse
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,11 +129,11 @@ class Proxy:
     async def _first(self, request: web.Request, url: str, body: Body) -> _Answer:
         """An answer, once its first bytes are there."""
         response = await self._http.post(url + request.path_qs, json=body, headers=_headers(request))
-        try:
-            return _Answer(response, await response.content.readany())
-        except BaseException:
-            response.close()
-            raise
+        with ExitStack() as stack:
+            stack.callback(response.close)
+            first = await response.content.readany()
+            stack.pop_all()
+        return _Answer(response, first)
 
     async def _relay(self, request: web.Request, answer: _Answer) -> web.StreamResponse:
         """Passes an answer on as it comes; leaves the server when the client leaves."""
