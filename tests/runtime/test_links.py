@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -105,10 +106,9 @@ def test_closing_waits_until_the_workers_have_ended(pair: LinkedPair) -> None:
             service._thread._pollable._transport.agent_data()
 
 
-def test_an_endpoint_where_nobody_listens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvweave.runtime.local_channel._CALL_MILLISECONDS", 10)
+def test_an_endpoint_where_nobody_listens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TransportError, match="no worker answers"):
-        RankLink(Endpoint("ipc:///tmp/kvweave-nobody", b"token"), b"")
+        RankLink(Endpoint(f"{tmp_path}/nobody", b"token"), b"")
 
 
 @pytest.mark.parametrize("engine", [PrefillEngine, DecodeEngine])

@@ -75,4 +75,4 @@ def test_each_coordinator_hears_of_the_end_that_it_asked_for(served: Served, rol
 def test_all_coordinators_see_an_end_from_this_side(served: Served) -> None:
     served.service.close()
     for caller in served.callers.values():
-        wait_until(lambda caller=caller: not caller.open)
+        wait_until(lambda caller=caller: list(caller.receive()) == [] and not caller.open)

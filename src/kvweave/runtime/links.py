@@ -56,15 +56,14 @@ class RankLink:
         """See ``DecodeLink``."""
         if self._channel is None:
             return []
-        is_open = self._channel.open
         events = [decode_event(data) for data in self._channel.receive()]
-        if any(isinstance(event, Ended) for event in events) or not (events or is_open):
+        if any(isinstance(event, Ended) for event in events) or not (events or self._channel.open):
             raise LocalProtocolError("link: the worker has ended before its engine; restart the engine")
         return [event for event in events if not isinstance(event, Ended)]
 
     def sockets(self) -> Sequence[Any]:
         """What to wait on while idle."""
-        return () if self._channel is None else (self._channel.socket,)
+        return () if self._channel is None else self._channel.sockets()
 
     def close(self) -> None:
         """See ``DecodeLink``; a worker that has ended already is not waited for."""

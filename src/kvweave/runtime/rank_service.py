@@ -87,7 +87,7 @@ class _Rank:
         return Activity.SERVING if self._attended or self.fences else Activity.IDLE
 
     def sockets(self) -> Sequence[Any]:
-        return [channel.socket for channel in self._channels]
+        return [socket for channel in self._channels for socket in channel.sockets()]
 
     def begin_closing(self) -> None:
         self._transport.close()

@@ -14,7 +14,7 @@ from tests.integrations.vllm.scheduling import FULL
 
 def test_both_are_values_that_vllm_can_send() -> None:
     description = Engine(Side(1), FULL, whole_of(dict(FULL))).description(0)
-    handshake = RankHandshake(description, b"agent", {"prefill": Endpoint("ipc://rank", b"token")})
+    handshake = RankHandshake(description, b"agent", {"prefill": Endpoint("rank", b"token")})
     finished = Finished(frozenset({"a"}), frozenset({"c"}), frozenset({3}), watched=True)
     for value in (handshake, finished, Heard()):
         assert pickle.loads(pickle.dumps(value)) == value  # noqa: S301

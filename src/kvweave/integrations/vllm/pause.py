@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 
-PAUSE_SECONDS = 0.002
-MOST_PAUSE_SECONDS = 0.008
+PAUSE_SECONDS = 0.008
 
 
 class Pause:
@@ -22,7 +21,6 @@ class Pause:
     def __init__(self, batches_in_flight: int) -> None:
         self._batches_in_flight = batches_in_flight
         self._empty_steps = 0
-        self._seconds = PAUSE_SECONDS
         self._news = threading.Event()
 
     def end(self) -> None:
@@ -33,9 +31,7 @@ class Pause:
         """Waits before a step that computes so many tokens; whether it had to be ended. Nothing told is lost."""
         self._empty_steps = 0 if num_scheduled_tokens else self._empty_steps + 1
         if self._empty_steps < self._batches_in_flight:
-            self._seconds = PAUSE_SECONDS
             return False
-        told = self._news.wait(self._seconds)
+        told = self._news.wait(PAUSE_SECONDS)
         self._news.clear()
-        self._seconds = PAUSE_SECONDS if told else min(2 * self._seconds, MOST_PAUSE_SECONDS)
         return told
