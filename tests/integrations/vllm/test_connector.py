@@ -82,8 +82,7 @@ def test_a_worker_reports_what_a_step_tells_it(two: Two) -> None:
 
 def test_what_has_been_loaded_by_the_end_of_a_step_is_reported_with_it_once(two: Two) -> None:
     two.transfer(prompt_of(30))
-    two.decode.step()
-    assert two.decode.metadata[-1].watched
+    assert two.decode.scheduler.schedule().kv_connector_metadata.watched
     reports = [KVConnectorOutput() for _ in range(2)]
     wait_until(lambda: two.decode.connector.update_connector_output(reports[0]) or reports[0].finished_recving)
     two.decode.connector.update_connector_output(reports[1])
