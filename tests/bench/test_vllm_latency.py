@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bench.vllm_latency import TENTH, Result, Sample, prompts_of, verdict
+from bench.vllm_latency import TENTH, Result, Sample, prompts_of, verdict, verdict_fragmented
 
 from tests.e2e.vllm.results import INCUMBENT, OURS
 
@@ -45,3 +45,17 @@ def test_the_medians_of_all_rounds_decide(rounds: list[Result], ok: bool) -> Non
 def test_no_two_prompts_share_a_beginning() -> None:
     prompts = [prompt for number in range(2) for prompt in prompts_of(30, number)]
     assert len({tuple(prompt[:32]) for prompt in prompts}) == len(prompts)
+
+
+def fragmented(transfer: float, first_token: float) -> Result:
+    ours = Sample(1.0, first_token, (1,), transfer)
+    return Result({OURS: [ours] * (TENTH + 1), INCUMBENT: [Sample(1.0, 1.0, (1,), 1.0)] * (TENTH + 1)})
+
+
+@pytest.mark.parametrize(
+    ("transfer", "first_token", "ok"),
+    [(0.5, 1.0, True), (0.51, 1.0, False), (0.5, 1.01, False)],
+    ids=["within", "slower transfers", "later first tokens"],
+)
+def test_long_prompts_are_judged_by_their_transfers_too(transfer: float, first_token: float, ok: bool) -> None:
+    assert verdict_fragmented([fragmented(transfer, first_token)])["ok"] is ok

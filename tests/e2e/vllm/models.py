@@ -42,6 +42,7 @@ MODELS: Mapping[str, ServedModel] = {
     "llama-tuned": ServedModel("llama", seed=21),
     "llama-2heads": ServedModel("llama", {"num_key_value_heads": 2}),
     "llama-1head": ServedModel("llama-mqa"),
+    "llama-deep": ServedModel("llama", {"num_hidden_layers": 32, "num_key_value_heads": 2, "head_dim": 64}),
     "smollm2": ServedModel(SMOLLM2),
     "gemma3": ServedModel("gemma3", {"sliding_window": 128}),
     "gpt-oss": ServedModel("gpt-oss", {"sliding_window": 128}),
