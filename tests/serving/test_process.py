@@ -50,6 +50,16 @@ def start(tmp_path: Path, started: list[Process], *manners: str, seconds: float 
     return process, pids(file)
 
 
+def test_it_is_interrupted_though_its_program_ignores_that(tmp_path: Path, started: list[Process]) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process, _ = start(tmp_path, started)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    process.end()
+    assert process.exit_code == 128 + signal.SIGINT
+
+
 def test_ending_it_ends_its_workers_too(tmp_path: Path, started: list[Process]) -> None:
     process, family = start(tmp_path, started)
     assert process.exit_code is None

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     seconds, command = float(arguments[0]), list(arguments[1:])
     _control_process(_SET_CHILD_SUBREAPER, 1)
     try:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_guard)  # noqa: PLW1509 - one thread
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_prepare)  # noqa: PLW1509 - one thread
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         return NOT_FOUND
@@ -78,8 +78,12 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _die_with_guard() -> None:
+def _prepare() -> None:
+    """In the command's process: it dies with the guard, and hears ``SIGINT`` though its program ignores it, as what a
+    script starts in the background does.
+    """
     _control_process(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _control_process(option: int, value: int) -> None:
