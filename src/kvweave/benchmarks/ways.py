@@ -1,8 +1,7 @@
-"""The ways in which kvweave's NIXL transport can move pieces: each is measured where the transport has the choice."""
+"""The ways in which kvweave's NIXL transport can move pieces; each is measured."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
@@ -21,21 +20,8 @@ _SETTINGS = {Way.AUTO: "auto", Way.DIRECT: "never", Way.STAGED: "always"}
 """Values of the transport's parameter ``staging``."""
 
 
-def has_choice() -> bool:
-    """Whether the transport can gather pieces before they are read."""
-    from kvweave.transport.nixl import NixlTransport
-
-    return "staging" in inspect.signature(NixlTransport).parameters
-
-
-def ways() -> tuple[Way, ...]:
-    """The ways that can be measured: ``AUTO`` is always one."""
-    return tuple(Way) if has_choice() else (Way.AUTO,)
-
-
 def transport_factory(way: Way) -> Callable[[str], Any]:
     """Makes transports of that way from unique names."""
     from kvweave.transport.nixl import NixlTransport
 
-    setting = {"staging": _SETTINGS[way]} if has_choice() else {}
-    return partial(NixlTransport, **setting)
+    return partial(NixlTransport, staging=_SETTINGS[way])

@@ -1,0 +1,121 @@
+"""What reading costs, direct and staged, and which of the two ways a read takes.
+
+Each way costs so many seconds to start, for a piece, and for a byte. Direct reading is measured when a peer is
+connected, by reading from its staging ring; gathering and scattering once per process, in main memory of its own. On
+a source, gathering overlaps with what the reader does, so the slower side counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from kvweave.transport.agent_data import RingPlace
+from kvweave.transport.pieces import ByteArray, gather, scatter
+from kvweave.transport.rows import ReadRows, UInt64Array, single
+from kvweave.transport.staging_ring import STATUS_BYTES
+
+STAGING = ("never", "auto", "always")
+"""Which reads are staged: none, those for which it takes less time, all."""
+STAGED_START_SECONDS = 0.0005
+"""Until the source hears of it: its engine looks every fifth of a millisecond while a peer may be reading."""
+_REPEATS = 3
+_PIECES, _PIECE_BYTES = 64, 512
+_LARGE_BYTES = 1 << 20
+_SCRATCH_BYTES = 4 << 20
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds: to start, for each piece, for each byte."""
+
+    start: float
+    piece: float
+    byte: float
+
+    def seconds(self, pieces: int, nbytes: int) -> float:
+        """What so many pieces with so many bytes in all take."""
+        return self.start + pieces * self.piece + nbytes * self.byte
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Both ways of reading from one source."""
+
+    direct: Cost
+    staged: Cost
+
+    @staticmethod
+    def of(direct: Cost, gathering: Cost, scattering: Cost, chunk_bytes: int) -> Rates:
+        """From what its parts cost; a chunk costs about three messages and reads of nothing besides."""
+        staged = Cost(
+            STAGED_START_SECONDS,
+            max(gathering.piece, scattering.piece),
+            max(gathering.byte, direct.byte + scattering.byte) + 3 * direct.start / chunk_bytes,
+        )
+        return Rates(direct, staged)
+
+    def prefers_staged(self, rows: ReadRows) -> bool:
+        """Whether staging these rows takes less time."""
+        pieces, nbytes = len(rows), rows.total_bytes
+        return self.staged.seconds(pieces, nbytes) < self.direct.seconds(pieces, nbytes)
+
+
+class Trials:
+    """Reads from a peer's ring that show what direct reading costs; ``landing`` is registered, a slot long."""
+
+    def __init__(self, place: RingPlace, landing: ByteArray) -> None:
+        nbytes = min(_LARGE_BYTES, place.slot_bytes, landing.nbytes)
+        source, target = place.address + STATUS_BYTES, landing.ctypes.data
+        steps = np.arange(_PIECES, dtype=np.uint64) * np.uint64(nbytes // _PIECES)
+        size = np.full(_PIECES, min(_PIECE_BYTES, nbytes // _PIECES), np.uint64)
+        self._nbytes = nbytes
+        trials = (
+            ReadRows(single(source), single(target), single(64)),
+            ReadRows(source + steps, target + steps, size),
+            ReadRows(single(source), single(target), single(nbytes)),
+        )
+        self.waiting = deque(list(enumerate(trials)) * _REPEATS)
+        self._seconds = [float("inf")] * len(trials)
+
+    def note(self, trial: int, seconds: float) -> None:
+        """How long one of them took; the shortest time counts."""
+        self._seconds[trial] = min(self._seconds[trial], seconds)
+
+    def cost(self) -> Cost:
+        """What they say."""
+        start, many, large = self._seconds
+        return Cost(start, max(0.0, many - start) / _PIECES, max(0.0, large - start) / self._nbytes)
+
+
+@cache
+def copying(clock: Clock) -> tuple[Cost, Cost]:
+    """What gathering and scattering cost in this process."""
+    memory = np.zeros(_SCRATCH_BYTES, np.uint8)
+    memory[:] = 1
+    buffer = np.ones(_LARGE_BYTES, np.uint8)
+
+    def best(pieces: int, size: int, run: Callable[[UInt64Array, UInt64Array], None]) -> float:
+        pitch = _SCRATCH_BYTES // pieces
+        places = (np.random.default_rng(0).permutation(pieces) * pitch).astype(np.uint64)
+        address, nbytes = places + np.uint64(memory.ctypes.data), np.full(pieces, size, np.uint64)
+        times = []
+        for _ in range(_REPEATS):
+            begun = clock()
+            run(address, nbytes)
+            times.append(clock() - begun)
+        return min(times)
+
+    def cost(run: Callable[[UInt64Array, UInt64Array], None]) -> Cost:
+        many, large = best(1024, 64, run), best(16, 65_536, run)
+        return Cost(0.0, many / 1024, large / (16 * 65_536))
+
+    return cost(lambda address, nbytes: gather(address, nbytes, buffer)), cost(
+        lambda address, nbytes: scatter(buffer, address, nbytes)
+    )

@@ -1,0 +1,330 @@
+"""The reader's part of staged reads from one source: asks, looks, reads slots, and scatters them.
+
+Each step looks at the source's status page once, reads slots that are ready, and looks again before it believes what it
+has read::
+
+    status:  ticket 7 in slot 2?  -> read slot 2 -> status again: still 7 in slot 2? -> scatter, give 7 back
+
+Nothing waits for a source that gathers nothing for ``PATIENCE_SECONDS``: what it has not gathered by then is read
+directly, which needs no help of it, and for ``AVOID_SECONDS`` nothing is staged there.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from kvweave.errors import TransportError, TransportErrorKind
+from kvweave.transport.agent_data import RingPlace
+from kvweave.transport.gather_request import MOST_GIVEN_BACK, GatherRequest, RunArray, runs_of
+from kvweave.transport.landing import Landing
+from kvweave.transport.pieces import scatter
+from kvweave.transport.rows import ReadRows, UInt64Array, single
+from kvweave.transport.staged_read import MOST_ASKED, Chunk, StagedRead
+from kvweave.transport.staging_ring import NUM_REFUSED, SLOT_BYTES, STATUS_BYTES
+
+WINDOW = 8
+"""Chunks that are open at once, over all reads from one source."""
+MOST_STEPS = 4
+"""Slots read in one call, where reading is copying; about as long as one post of a direct read."""
+MOST_PREPARED = 128
+PATIENCE_SECONDS = 0.5
+AVOID_SECONDS = 5.0
+
+
+class Agent(Protocol):
+    """What moves bytes and messages below; ``NixlAgent`` is one. All methods but the last raise ``TransportError``."""
+
+    def prepare(self, peer: str, rows: ReadRows) -> Any:
+        """A piece that may be started over and over."""
+        ...
+
+    def start(self, piece: Any) -> None:
+        """Starts a prepared piece that is not under way."""
+        ...
+
+    def is_over(self, piece: Any) -> bool:
+        """Whether a piece has ended; raises when it ended badly."""
+        ...
+
+    def notify(self, peer: str, message: bytes) -> None:
+        """Sends a message."""
+        ...
+
+    def release(self, piece: Any) -> None:
+        """Gives up a piece that is not under way."""
+        ...
+
+
+class StagedSource:
+    """One source's ring, as its reader sees it. ``landing`` is registered already.
+
+    ``lost`` is told when the source is. Pieces are prepared once for each slot and landing, and started again.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        place: RingPlace,
+        landing: Landing,
+        agent: Agent,
+        lost: Callable[[str, TransportError], None],
+    ) -> None:
+        self.place = place
+        self.chunk_bytes = min(place.slot_bytes, SLOT_BYTES)
+        self._peer = peer
+        self._landing = landing
+        self._agent = agent
+        self._lost = lost
+        self._reads: deque[StagedRead] = deque()
+        self._open: dict[int, Chunk] = {}
+        self._prepared: dict[tuple[int, int, int], Any] = {}
+        self._given_back: deque[int] = deque()
+        self._status_row = landing.free_status.pop()
+        self._status_piece: Any = None
+        self._looking = False
+        self._leaving = False
+        self._heard_at = 0.0
+        self._avoid_until = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has anything to do."""
+        return bool(self._reads or self._open or self._given_back or self._looking)
+
+    def leave(self) -> None:
+        """The peer is being forgotten: nothing is posted any more."""
+        self._leaving = True
+
+    def settled(self) -> bool:
+        """Whether the peer may be forgotten, or is not to be: nothing of it is being read any more."""
+        if not self._leaving:
+            return True
+        try:
+            self._looking = self._looking and not self._agent.is_over(self._status_piece)
+        except TransportError:
+            self._looking = False
+        for chunk in self._open.values():
+            with suppress(TransportError):
+                self._is_read(chunk)
+        return not self._looking and not any(chunk.under_way for chunk in self._open.values())
+
+    def usable(self, now: float) -> bool:
+        """Whether it has not let anybody wait lately."""
+        return now >= self._avoid_until
+
+    def begin(self, rows: ReadRows) -> StagedRead:
+        """A read of these rows."""
+        read = StagedRead(self._peer, rows, self.chunk_bytes, self.settled)
+        self._reads.append(read)
+        return read
+
+    def advance(self, now: float) -> None:
+        """Does what can be done at once."""
+        try:
+            for _ in range(MOST_STEPS):
+                if not self._step(now):
+                    break
+        except TransportError as error:
+            self._fail(error, now)
+
+    def end(self) -> None:
+        """Gives up what it holds, once nothing of it is under way."""
+        for chunk in self._open.values():
+            self._free(chunk)
+        for piece in self._prepared.values():
+            self._agent.release(piece)
+        self._open.clear()
+        self._reads.clear()
+        if self._status_piece is not None:
+            self._agent.release(self._status_piece)
+        self._landing.free_status.append(self._status_row)
+
+    def _step(self, now: float) -> bool:
+        """Looks, reads, scatters and asks; whether the next step may do more at once."""
+        looked = self._looking and self._agent.is_over(self._status_piece)
+        if looked:
+            self._looking = False
+            self._look(now)
+        self._forget_unwanted()
+        if self._silent(now):
+            self._lose_patience(now)
+        if self._looking:
+            return False
+        self._ask(now)
+        if not self._open:
+            return False
+        landed = [chunk for chunk in self._open.values() if self._is_read(chunk)]
+        for chunk in landed:
+            chunk.landed = True
+        self._post_status()
+        return bool(landed)
+
+    def _silent(self, now: float) -> bool:
+        """Whether the source lets the reader wait for too long."""
+        waits = bool(self._open) and not any(chunk.piece for chunk in self._open.values())
+        return waits and now - self._heard_at > PATIENCE_SECONDS
+
+    def _look(self, now: float) -> None:
+        """Does what the status says."""
+        status = self._landing.status(self._status_row)
+        tickets = status[: self.place.num_slots].tolist()
+        refused = set(status[self.place.num_slots : self.place.num_slots + NUM_REFUSED].tolist())
+        slots = {ticket: slot for slot, ticket in enumerate(tickets)}
+        ready = []
+        for chunk in tuple(self._open.values()):
+            if chunk.landed:
+                self._heard_at = now
+                self._judge(chunk, tickets[chunk.slot] == chunk.ticket)
+            elif chunk.ticket in slots and chunk.piece is None:
+                chunk.slot = slots[chunk.ticket]
+                ready.append(chunk)
+            elif chunk.ticket in refused and chunk.piece is None:
+                self._close(chunk)
+                chunk.read.read_directly(chunk.rows)
+        if ready:
+            self._heard_at = now
+        self._read_slots(ready)
+
+    def _judge(self, chunk: Chunk, still_there: bool) -> None:
+        """Scatters a chunk that was read whole, or has it gathered once more."""
+        if not chunk.read.wanted:
+            return
+        rows = chunk.rows
+        if still_there:
+            scatter(self._landing.slot(chunk.landing), rows.target_address, rows.nbytes)
+        elif chunk.times_asked < MOST_ASKED:
+            chunk.read.unasked.append((rows, chunk.runs, chunk.times_asked + 1))
+        else:
+            chunk.read.read_directly(rows)
+        self._close(chunk)
+        chunk.read.end_if_over()
+
+    def _read_slots(self, ready: list[Chunk]) -> None:
+        """Reads slots; just one where reading is copying, so that its bytes are scattered from the cache."""
+        for chunk in ready:
+            if not chunk.read.wanted:
+                continue
+            if not self._landing.free_slots:
+                return
+            self._read_slot(chunk)
+            if self._is_read(chunk):
+                return
+
+    def _read_slot(self, chunk: Chunk) -> None:
+        chunk.landing = self._landing.free_slots.pop()
+        place = (chunk.slot, chunk.landing, chunk.nbytes)
+        piece = self._prepared.pop(place, None)
+        if piece is None:
+            source = self.place.address + STATUS_BYTES + chunk.slot * self.place.slot_bytes
+            target = self._landing.slot(chunk.landing).ctypes.data
+            piece = self._agent.prepare(self._peer, ReadRows(single(source), single(target), single(chunk.nbytes)))
+        try:
+            self._agent.start(piece)
+        except TransportError:
+            self._agent.release(piece)
+            raise
+        chunk.piece, chunk.under_way = piece, True
+        chunk.read.under_way += 1
+
+    def _is_read(self, chunk: Chunk) -> bool:
+        """Whether the chunk's slot was read; one whose reading ended badly is as if it had not begun."""
+        if not chunk.under_way:
+            return chunk.piece is not None
+        try:
+            chunk.under_way = not self._agent.is_over(chunk.piece)
+        except TransportError:
+            chunk.under_way = False
+            self._agent.release(chunk.piece)
+            chunk.piece = None
+            raise
+        finally:
+            chunk.read.under_way -= not chunk.under_way
+        return not chunk.under_way
+
+    def _forget_unwanted(self) -> None:
+        """Drops what belongs to doomed reads, once nothing of it is under way, and reads that ask for no more."""
+        for chunk in tuple(self._open.values()):
+            if not chunk.read.wanted and (chunk.piece is None or self._is_read(chunk)):
+                self._close(chunk)
+                chunk.read.end_if_over()
+        self._reads = deque(read for read in self._reads if read.wanted and (read.unasked or read.open))
+
+    def _ask(self, now: float) -> None:
+        """Asks for chunks of one read after the other, as far as the window is open, and gives tickets back."""
+        if not self._open:
+            self._heard_at = now
+        for _ in range(len(self._reads)):
+            if len(self._open) >= WINDOW:
+                break
+            read = self._reads[0]
+            while read.unasked and len(self._open) < WINDOW:
+                self._ask_for(read)
+            self._reads.rotate(-1)
+        while self._given_back:
+            self._send(0, _NO_RUNS)
+
+    def _ask_for(self, read: StagedRead) -> None:
+        rows, runs, times_asked = read.unasked.popleft()
+        chunk = Chunk(read, rows, runs, secrets.randbits(64) | 1, times_asked, rows.total_bytes)
+        read.open += 1
+        self._open[chunk.ticket] = chunk
+        self._send(chunk.ticket, runs)
+
+    def _send(self, ticket: int, runs: RunArray) -> None:
+        given_back = [self._given_back.popleft() for _ in range(min(len(self._given_back), MOST_GIVEN_BACK))]
+        self._agent.notify(self._peer, GatherRequest(ticket, runs, tuple(given_back)).encode())
+
+    def _close(self, chunk: Chunk) -> None:
+        """The chunk needs its ticket no more."""
+        del self._open[chunk.ticket]
+        self._free(chunk)
+        self._given_back.append(chunk.ticket)
+        if chunk.read.wanted:
+            chunk.read.open -= 1
+
+    def _free(self, chunk: Chunk) -> None:
+        if chunk.landing >= 0:
+            self._landing.free_slots.append(chunk.landing)
+        if chunk.piece is not None:
+            replaced = self._prepared.get((chunk.slot, chunk.landing, chunk.nbytes))
+            self._prepared[chunk.slot, chunk.landing, chunk.nbytes] = chunk.piece
+            if replaced is not None:
+                self._agent.release(replaced)
+        chunk.landing, chunk.piece = -1, None
+        if len(self._prepared) > MOST_PREPARED:
+            self._agent.release(self._prepared.pop(next(iter(self._prepared))))
+
+    def _lose_patience(self, now: float) -> None:
+        """Reads directly whatever was not gathered."""
+        self._avoid_until = now + AVOID_SECONDS
+        for chunk in tuple(self._open.values()):
+            if chunk.piece is None:
+                self._close(chunk)
+                chunk.read.read_directly(chunk.rows)
+        for read in self._reads:
+            read.read_rest_directly()
+
+    def _post_status(self) -> None:
+        if self._status_piece is None:
+            row: UInt64Array = self._landing.status(self._status_row)
+            nbytes = 8 * (self.place.num_slots + NUM_REFUSED)
+            rows = ReadRows(single(self.place.address), single(row.ctypes.data), single(nbytes))
+            self._status_piece = self._agent.prepare(self._peer, rows)
+        self._agent.start(self._status_piece)
+        self._looking = True
+
+    def _fail(self, error: TransportError, now: float) -> None:
+        """The source is gone, or its ring cannot be used."""
+        self._looking = False
+        if error.kind is TransportErrorKind.PEER_LOST:
+            self._lost(self._peer, error)
+        else:
+            self._lose_patience(now)
+            self._given_back.clear()
+
+
+_NO_RUNS = runs_of(single(0)[:0], single(0)[:0])
