@@ -2,10 +2,12 @@
 
 Little endian::
 
-    "kvg1" | tickets given back, runs (u32 each) | ticket (u64) | tickets given back (u64 each) | runs
+    "kvg2" | tickets given back, runs, pieces, bytes of a piece (u32 each) | ticket (u64)
+           | tickets given back (u64 each) | address of each run (u64) | its stride, its pieces (u32 each)
 
-A run is ``count`` pieces of ``nbytes`` bytes, ``stride`` bytes apart, so a block whose tokens are cut by a head split
-is one run. A ticket is a random number that is used once; 0 asks for nothing.
+A run is some pieces ``stride`` bytes apart, so a block whose tokens are cut by a head split is one run; where there are
+as many pieces as runs, strides and pieces are left out. All pieces of a request have one size. A ticket is a random
+number that is used once; 0 asks for nothing.
 """
 
 from __future__ import annotations
@@ -17,103 +19,160 @@ import numpy as np
 import numpy.typing as npt
 
 from kvweave.errors import RemoteProtocolError
-from kvweave.transport.pieces import MOST_SIZES, count_sizes
+from kvweave.transport.pieces import Pieces
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.rows import UInt64Array
 
-MOST_PIECES = 4_096
+UInt32Array = npt.NDArray[np.uint32]
+
+MOST_PIECES = 16_384
 MOST_GIVEN_BACK = 64
-RUN_RECORD = np.dtype([("address", "<u8"), ("stride", "<u8"), ("nbytes", "<u4"), ("count", "<u4")])
 
-RunArray = npt.NDArray[np.void]
+_MAGIC = b"kvg2"
+_HEAD = struct.Struct("<4sIIIIQ")
+_NONE = np.zeros(0, np.uint32)
 
-_MAGIC = b"kvg1"
-_HEAD = struct.Struct("<4sIIQ")
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """Pieces of one size: of each run the first address, the distance of its pieces, and how many it has.
+
+    Strides and counts are empty where every run is one piece.
+    """
+
+    address: UInt64Array
+    stride: UInt32Array
+    count: UInt32Array
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces there are. Counts of a peer may be anything: their sum is exact all the same."""
+        return int(self.count.sum(dtype=np.uint64)) if len(self.count) else len(self.address)
+
+    def addresses(self) -> UInt64Array:
+        """Of every piece, in their order."""
+        if not len(self.count):
+            return self.address
+        stride = self.stride.astype(np.uint64)
+        if (self.count == self.count[0]).all():
+            steps = np.arange(int(self.count[0]), dtype=np.uint64)
+            return (self.address[:, None] + stride[:, None] * steps).ravel()
+        run = np.repeat(np.arange(len(self.count)), self.count)
+        number = np.arange(len(run)) - (np.cumsum(self.count, dtype=np.int64) - self.count)[run]
+        return self.address[run] + number.astype(np.uint64) * stride[run]
+
+    def spans(self, piece_bytes: int) -> UInt64Array:
+        """Bytes from the begin of each run's first piece to the end of its last one."""
+        if not len(self.count):
+            return np.full(len(self.address), piece_bytes, np.uint64)
+        return (self.count - np.uint32(1)) * self.stride.astype(np.uint64) + np.uint64(piece_bytes)
+
+
+NO_RUNS = Runs(np.zeros(0, np.uint64), _NONE, _NONE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatherRequest:
-    """What is asked for under ``ticket``, and the tickets whose slots may be used again."""
+    """What is asked for under ``ticket``, pieces of ``piece_bytes``, and the tickets whose slots may be used again."""
 
     ticket: int
-    runs: RunArray
+    piece_bytes: int
+    runs: Runs
     given_back: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
         """The message."""
-        head = _HEAD.pack(_MAGIC, len(self.given_back), len(self.runs), self.ticket)
-        return head + np.array(self.given_back, "<u8").tobytes() + self.runs.tobytes()
+        runs, given_back = self.runs, self.given_back
+        head = _HEAD.pack(_MAGIC, len(given_back), len(runs.address), runs.pieces, self.piece_bytes, self.ticket)
+        tickets = struct.pack(f"<{len(given_back)}Q", *given_back)
+        return b"".join((head, tickets, runs.address.tobytes(), runs.stride.tobytes(), runs.count.tobytes()))
 
     @staticmethod
     def decode(message: bytes) -> GatherRequest:
         """The request of a message; raises ``RemoteProtocolError`` when it is malformed or too large."""
         if len(message) < _HEAD.size or not message.startswith(_MAGIC):
             raise RemoteProtocolError(f"gather request: {len(message)} bytes starting with {message[:8]!r} are none")
-        _, given_back, runs, ticket = _HEAD.unpack_from(message)
-        if given_back > MOST_GIVEN_BACK or runs > MOST_PIECES:
+        _, given_back, runs, pieces, piece_bytes, ticket = _HEAD.unpack_from(message)
+        if given_back > MOST_GIVEN_BACK or not runs <= pieces <= MOST_PIECES:
             raise RemoteProtocolError(
-                f"gather request: {given_back} tickets and {runs} runs; at most {MOST_GIVEN_BACK} and {MOST_PIECES}"
+                f"gather request: {given_back} tickets, {runs} runs and {pieces} pieces; at most {MOST_GIVEN_BACK} "
+                f"tickets and {MOST_PIECES} pieces can be, and no run is empty"
             )
-        if len(message) != _HEAD.size + 8 * given_back + RUN_RECORD.itemsize * runs:
+        several = runs if pieces > runs else 0
+        if len(message) != _HEAD.size + 8 * (given_back + runs + several):
             raise RemoteProtocolError(f"gather request: {len(message)} bytes do not hold {runs} runs")
-        tickets = np.frombuffer(message, "<u8", given_back, _HEAD.size)
-        records = np.frombuffer(message, RUN_RECORD, runs, _HEAD.size + tickets.nbytes)
-        return GatherRequest(ticket, records, tuple(tickets.tolist()))
+        tickets = struct.unpack_from(f"<{given_back}Q", message, _HEAD.size)
+        place = _HEAD.size + 8 * given_back
+        found = Runs(
+            np.frombuffer(message, "<u8", runs, place),
+            np.frombuffer(message, "<u4", several, place + 8 * runs),
+            np.frombuffer(message, "<u4", several, place + 8 * runs + 4 * several),
+        )
+        if found.pieces != pieces or not found.count.all():
+            raise RemoteProtocolError(f"gather request: its runs have {found.pieces} pieces, its head says {pieces}")
+        return GatherRequest(ticket, piece_bytes, found, tickets)
 
-    def pieces(self, regions: RegionTable, most_bytes: int) -> tuple[UInt64Array, UInt64Array]:
-        """Address and size of every piece.
+    def pieces(self, regions: RegionTable, most_bytes: int) -> Pieces:
+        """The pieces that are asked for.
 
-        Raises ``RemoteProtocolError`` when there are none or too many, when they are too large or of too many sizes, or
-        one does not lie inside a region of main memory.
+        Raises ``RemoteProtocolError`` when there are none, when they are empty or too large together, or when one does
+        not lie inside a region of main memory.
         """
-        counts, sizes = self.runs["count"].astype(np.uint64), self.runs["nbytes"].astype(np.uint64)
-        total, pieces = int((counts * sizes).sum()), int(counts.sum())
-        if not 0 < pieces <= MOST_PIECES or total > most_bytes or not counts.all() or not sizes.all():
+        nbytes = self.runs.pieces * self.piece_bytes
+        if not 0 < nbytes <= most_bytes:
             raise RemoteProtocolError(
-                f"gather request: {pieces} pieces of {total} bytes; 1 to {MOST_PIECES} pieces and at most {most_bytes} "
-                "bytes are gathered at once, none of them empty"
+                f"gather request: {self.runs.pieces} pieces of {self.piece_bytes} bytes; 1 to {most_bytes} bytes are "
+                "gathered at once"
             )
-        if count_sizes(sizes) > MOST_SIZES:
-            raise RemoteProtocolError(f"gather request: pieces of more than {MOST_SIZES} sizes")
-        run = np.repeat(np.arange(len(counts)), self.runs["count"])
-        number = np.arange(pieces, dtype=np.uint64) - (np.cumsum(counts) - counts)[run]
-        address, nbytes = self.runs["address"][run] + number * self.runs["stride"][run], sizes[run]
-        wrong = regions.first_outside("DRAM", 0, address, nbytes)
-        if wrong is not None or (address + nbytes < address).any():
+        address = self.runs.addresses()
+        whole = _inside(regions, self.runs.address, self.runs.spans(self.piece_bytes))
+        if not whole and not _inside(regions, address, np.full(len(address), self.piece_bytes, np.uint64)):
             raise RemoteProtocolError("gather request: a piece is not inside one registered region of main memory")
-        return address, nbytes
+        return Pieces(address, self.piece_bytes)
 
 
-def runs_of(address: UInt64Array, nbytes: UInt64Array, continues: npt.NDArray[np.bool_] | None = None) -> RunArray:
-    """The pieces as runs, in their order; three pieces or more of one size at one distance become one run.
+def _inside(regions: RegionTable, address: UInt64Array, nbytes: UInt64Array) -> bool:
+    return not (address + nbytes < address).any() and regions.first_outside("DRAM", 0, address, nbytes) is None
 
-    ``continues`` is what ``continued`` says of these pieces, where it is known.
 
-    >>> runs_of(np.array([0, 64, 128, 7], np.uint64), np.array([8, 8, 8, 8], np.uint64)).tolist()
-    [(0, 64, 8, 3), (7, 0, 8, 1)]
+def runs_of(address: UInt64Array, most_pieces: int) -> list[Runs]:
+    """Pieces of one size as runs, in their order, ``most_pieces`` of them together.
+
+    Three pieces or more at one distance become one run.
+
+    >>> [found] = runs_of(np.array([0, 64, 128, 7], np.uint64), 100)
+    >>> found.address.tolist(), found.stride.tolist(), found.count.tolist()
+    ([0, 7], [64, 0], [3, 1])
     """
-    begins = ~(continued(address, nbytes) if continues is None else continues)
-    begins[:1] = True
-    first = np.flatnonzero(begins)
-    count = np.diff(first, append=len(address))
-    runs = np.zeros(len(first), RUN_RECORD)
-    runs["address"], runs["nbytes"], runs["count"] = address[first], nbytes[first], count
+    continues = _continued(address)
+    if not continues.any():
+        return [Runs(address[start : start + most_pieces], _NONE, _NONE) for start in range(0, len(address), most_pieces)]
+    continues[::most_pieces] = False
+    first = np.flatnonzero(~continues)
+    count = np.diff(first, append=len(address)).astype(np.uint32)
     several = count > 1
-    runs["stride"][several] = address[first[several] + 1] - address[first[several]]
-    return runs
+    stride = np.zeros(len(first), np.uint32)
+    stride[several] = address[first[several] + 1] - address[first[several]]
+    cuts = [*np.searchsorted(first, np.arange(0, len(address), most_pieces)).tolist(), len(first)]
+    return [_some(address[first[a:b]], stride[a:b], count[a:b]) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
 
 
-def continued(address: UInt64Array, nbytes: UInt64Array) -> npt.NDArray[np.bool_]:
+def _some(address: UInt64Array, stride: UInt32Array, count: UInt32Array) -> Runs:
+    return Runs(address, stride, count) if count.max() > 1 else Runs(address, _NONE, _NONE)
+
+
+def _continued(address: UInt64Array) -> npt.NDArray[np.bool_]:
     """Which pieces belong to the run of the piece before them.
 
     Between two pieces lies a step. Steps alike one behind the other make a run of their pieces, where there are two or
-    more of them; the first step after such a run is not part of the next one, because its piece is taken.
+    more of them; the first step after such a run is not part of the next one, because its piece is taken. A step that
+    goes back, or over 4 GB, makes none.
     """
     continues = np.zeros(len(address), np.bool_)
-    if len(address) < 3:
-        return continues
     step = address[1:] - address[:-1]
-    alike = (step[1:] == step[:-1]) & (nbytes[2:] == nbytes[:-2]) & (nbytes[1:-1] == nbytes[:-2])
+    alike = (step[1:] == step[:-1]) & (step[1:] < np.uint64(2**32))
+    if not alike.any():
+        return continues
     long = np.zeros(len(step), np.bool_)
     long[1:] |= alike
     long[:-1] |= alike

@@ -278,7 +278,7 @@ class NixlTransport:
         peer.proven = probe.proven = True
         probe.next_trial(self._clock())
         if probe.trials is not None and not probe.waiting and peer.staged is not None:
-            peer.rates = Rates.of(probe.trials.cost(), *copying(self._clock), peer.staged.chunk_bytes)
+            peer.rates = Rates.of(probe.trials.cost(), *copying(self._clock), peer.staged.slot_bytes)
 
     def _post_next(self) -> None:
         """Posts a piece of one read after the other that may post, as far as all together are no more than a round

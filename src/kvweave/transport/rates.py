@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from kvweave.transport.agent_data import RingPlace
-from kvweave.transport.pieces import ByteArray, gather, scatter
+from kvweave.transport.pieces import ByteArray, Pieces
 from kvweave.transport.rows import ReadRows, UInt64Array, single
 from kvweave.transport.staging_ring import STATUS_BYTES
 
@@ -101,21 +101,19 @@ def copying(clock: Clock) -> tuple[Cost, Cost]:
     memory[:] = 1
     buffer = np.ones(_LARGE_BYTES, np.uint8)
 
-    def best(pieces: int, size: int, run: Callable[[UInt64Array, UInt64Array], None]) -> float:
+    def best(pieces: int, size: int, run: Callable[[Pieces], None]) -> float:
         pitch = _SCRATCH_BYTES // pieces
         places = (np.random.default_rng(0).permutation(pieces) * pitch).astype(np.uint64)
-        address, nbytes = places + np.uint64(memory.ctypes.data), np.full(pieces, size, np.uint64)
+        address = places + np.uint64(memory.ctypes.data)
         times = []
         for _ in range(_REPEATS):
             begun = clock()
-            run(address, nbytes)
+            run(Pieces(address, size))
             times.append(clock() - begun)
         return min(times)
 
-    def cost(run: Callable[[UInt64Array, UInt64Array], None]) -> Cost:
+    def cost(run: Callable[[Pieces], None]) -> Cost:
         many, large = best(1024, 64, run), best(16, 65_536, run)
         return Cost(0.0, many / 1024, large / (16 * 65_536))
 
-    return cost(lambda address, nbytes: gather(address, nbytes, buffer)), cost(
-        lambda address, nbytes: scatter(buffer, address, nbytes)
-    )
+    return cost(lambda pieces: pieces.gather(buffer)), cost(lambda pieces: pieces.scatter(buffer))

@@ -14,34 +14,47 @@ The read is done when its last chunk was scattered. A doomed one scatters no mor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from kvweave.errors import TransportError
 from kvweave.transport.base import ReadState
-from kvweave.transport.gather_request import MOST_PIECES, RunArray, continued, runs_of
-from kvweave.transport.pieces import arranged
+from kvweave.transport.gather_request import MOST_PIECES, Runs, runs_of
+from kvweave.transport.pieces import Pieces, arranged, stretches
 from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, PiecewiseRead
 from kvweave.transport.rows import ReadRows, split_into_posts
 
 MOST_ASKED = 4
 """How often one chunk is asked for before it is read directly."""
+LEAST_CHUNK_BYTES = 256 << 10
+_CHUNKS = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Rows ``start <= i < stop`` of a read, all of one size: where they come from and go to."""
+
+    start: int
+    stop: int
+    source: Runs
+    target: Pieces
 
 
 class StagedRead(PiecewiseRead):
-    """A read whose chunks are asked for one after the other. It never ends before its source is ``settled``."""
+    """A read whose chunks are asked for one after the other. It never ends before its source is ``settled``.
 
-    __slots__ = ("_settled", "open", "unasked", "under_way")
+    ``slot_bytes`` is what the source gathers at once. Chunks of a small read are smaller, so that gathering, reading
+    and scattering overlap there too.
+    """
 
-    def __init__(self, peer: str, rows: ReadRows, chunk_bytes: int, settled: Callable[[], bool]) -> None:
+    __slots__ = ("_settled", "open", "rows", "unasked", "under_way")
+
+    def __init__(self, peer: str, rows: ReadRows, slot_bytes: int, settled: Callable[[], bool]) -> None:
         super().__init__(peer, rows.take(0, 0))
-        rows = arranged(rows, chunk_bytes)
-        continues = continued(rows.source_address, rows.nbytes)
-        self.unasked: deque[tuple[ReadRows, RunArray, int]] = deque()
-        for chunk in split_into_posts(rows, chunk_bytes, MOST_PIECES):
-            mine, continues = continues[: len(chunk)], continues[len(chunk) :]
-            self.unasked.append((chunk, runs_of(chunk.source_address, chunk.nbytes, mine), 1))
+        self.rows = arranged(rows, slot_bytes)
+        chunk_bytes = min(slot_bytes, max(LEAST_CHUNK_BYTES, self.rows.total_bytes // _CHUNKS))
+        self.unasked = deque((part, 0) for part in _parts(self.rows, chunk_bytes))
         self.open = 0
         self.under_way = 0
         self._settled = settled
@@ -51,15 +64,16 @@ class StagedRead(PiecewiseRead):
         """Whether chunks are still of use."""
         return self.state is ReadState.IN_PROGRESS
 
-    def read_directly(self, rows: ReadRows) -> None:
+    def read_directly(self, part: Part) -> None:
         """Has these rows read without the source's help, if they are still of use."""
         if self.wanted:
+            rows = self.rows.take(part.start, part.stop)
             self.waiting.extend(split_into_posts(rows, MOST_POST_BYTES, MOST_POST_ROWS))
 
     def read_rest_directly(self) -> None:
         """The same for all that was not asked for yet."""
-        for rows, _, _ in self.unasked:
-            self.read_directly(rows)
+        for part, _ in self.unasked:
+            self.read_directly(part)
         self.unasked.clear()
 
     def cancel(self, error: TransportError) -> None:
@@ -71,20 +85,29 @@ class StagedRead(PiecewiseRead):
 
     def end_if_over(self) -> None:
         """Ends the read when nothing of it is left."""
-        if self._settled() and not self.unasked and not self.open and not self.under_way:
+        if not self.unasked and not self.open and not self.under_way and self._settled():
             super().end_if_over()
+
+
+def _parts(rows: ReadRows, chunk_bytes: int) -> Iterator[Part]:
+    """Chunks of arranged rows. One row at least is in each, however large it is."""
+    for start, stop in stretches(rows.nbytes) if len(rows) else ():
+        size = int(rows.nbytes[start])
+        count = min(MOST_PIECES, max(1, chunk_bytes // size))
+        target = Pieces(rows.target_address[start:stop], size)
+        for number, source in enumerate(runs_of(rows.source_address[start:stop], count)):
+            first, last = number * count, min((number + 1) * count, stop - start)
+            yield Part(start + first, start + last, source, target.take(first, last))
 
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """One chunk that was asked for: its rows in the order in which they are gathered, and how far it is."""
+    """One part that was asked for, and how far it is."""
 
     read: StagedRead
-    rows: ReadRows
-    runs: RunArray
+    part: Part
     ticket: int
     times_asked: int
-    nbytes: int
     slot: int = -1
     landing: int = -1
     piece: Any = None

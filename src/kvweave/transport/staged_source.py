@@ -3,7 +3,10 @@
 Each step looks at the source's status page once, reads slots that are ready, and looks again before it believes what it
 has read::
 
-    status:  ticket 7 in slot 2?  -> read slot 2 -> status again: still 7 in slot 2? -> scatter, give 7 back
+    status:  ticket 7 in slot 2?  -> read slot 2 -> status again: still 7 in slot 2? -> give 7 back, scatter
+
+Where reading is copying (shared memory), UCX completes no read that was started behind a message before the source has
+made progress and taken it. So messages are few, sent several at once, and just before a scatter, which takes longer.
 
 Nothing waits for a source that gathers nothing for ``PATIENCE_SECONDS``: what it has not gathered by then is read
 directly, which needs no help of it, and for ``AVOID_SECONDS`` nothing is staged there.
@@ -19,15 +22,16 @@ from typing import Any, Protocol
 
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.agent_data import RingPlace
-from kvweave.transport.gather_request import MOST_GIVEN_BACK, GatherRequest, RunArray, runs_of
-from kvweave.transport.landing import Landing
-from kvweave.transport.pieces import scatter
+from kvweave.transport.gather_request import MOST_GIVEN_BACK, NO_RUNS, GatherRequest, Runs
+from kvweave.transport.landing import NUM_REFUSED, SLOT_BYTES, Landing
 from kvweave.transport.rows import ReadRows, UInt64Array, single
 from kvweave.transport.staged_read import MOST_ASKED, Chunk, StagedRead
-from kvweave.transport.staging_ring import NUM_REFUSED, SLOT_BYTES, STATUS_BYTES
+from kvweave.transport.staging_ring import STATUS_BYTES
 
 WINDOW = 8
-"""Chunks that are open at once, over all reads from one source."""
+"""Chunks that are open at once, over all reads from one source; a source lets a reader hold as many slots."""
+ASKING = 4
+"""As many are open when further ones are asked for, so that messages go together."""
 MOST_STEPS = 4
 """Slots read in one call, where reading is copying; about as long as one post of a direct read."""
 MOST_PREPARED = 128
@@ -74,7 +78,7 @@ class StagedSource:
         lost: Callable[[str, TransportError], None],
     ) -> None:
         self.place = place
-        self.chunk_bytes = min(place.slot_bytes, SLOT_BYTES)
+        self.slot_bytes = min(place.slot_bytes, SLOT_BYTES)
         self._peer = peer
         self._landing = landing
         self._agent = agent
@@ -118,7 +122,7 @@ class StagedSource:
 
     def begin(self, rows: ReadRows) -> StagedRead:
         """A read of these rows."""
-        read = StagedRead(self._peer, rows, self.chunk_bytes, self.settled)
+        read = StagedRead(self._peer, rows, self.slot_bytes, self.settled)
         self._reads.append(read)
         return read
 
@@ -144,17 +148,19 @@ class StagedSource:
         self._landing.free_status.append(self._status_row)
 
     def _step(self, now: float) -> bool:
-        """Looks, reads, scatters and asks; whether the next step may do more at once."""
-        looked = self._looking and self._agent.is_over(self._status_piece)
-        if looked:
+        """Looks, reads, asks and scatters; whether the next step may do more at once."""
+        confirmed: list[Chunk] = []
+        if self._looking and self._agent.is_over(self._status_piece):
             self._looking = False
-            self._look(now)
+            confirmed = self._look(now)
         self._forget_unwanted()
         if self._silent(now):
             self._lose_patience(now)
         if self._looking:
             return False
         self._ask(now)
+        for chunk in confirmed:
+            self._scatter(chunk)
         if not self._open:
             return False
         landed = [chunk for chunk in self._open.values() if self._is_read(chunk)]
@@ -168,40 +174,46 @@ class StagedSource:
         waits = bool(self._open) and not any(chunk.piece for chunk in self._open.values())
         return waits and now - self._heard_at > PATIENCE_SECONDS
 
-    def _look(self, now: float) -> None:
-        """Does what the status says."""
+    def _look(self, now: float) -> list[Chunk]:
+        """Does what the status says, but for scattering: the chunks that are to be scattered."""
         status = self._landing.status(self._status_row)
         tickets = status[: self.place.num_slots].tolist()
-        refused = set(status[self.place.num_slots : self.place.num_slots + NUM_REFUSED].tolist())
-        slots = {ticket: slot for slot, ticket in enumerate(tickets)}
-        ready = []
+        refused = status[self.place.num_slots : self.place.num_slots + NUM_REFUSED].tolist()
+        confirmed, ready = [], []
         for chunk in tuple(self._open.values()):
             if chunk.landed:
                 self._heard_at = now
-                self._judge(chunk, tickets[chunk.slot] == chunk.ticket)
-            elif chunk.ticket in slots and chunk.piece is None:
-                chunk.slot = slots[chunk.ticket]
+                if self._is_confirmed(chunk, tickets[chunk.slot]):
+                    confirmed.append(chunk)
+            elif chunk.piece is None and chunk.ticket in tickets:
+                chunk.slot = tickets.index(chunk.ticket)
                 ready.append(chunk)
-            elif chunk.ticket in refused and chunk.piece is None:
+            elif chunk.piece is None and chunk.ticket in refused:
                 self._close(chunk)
-                chunk.read.read_directly(chunk.rows)
+                chunk.read.read_directly(chunk.part)
         if ready:
             self._heard_at = now
         self._read_slots(ready)
+        return confirmed
 
-    def _judge(self, chunk: Chunk, still_there: bool) -> None:
-        """Scatters a chunk that was read whole, or has it gathered once more."""
+    def _is_confirmed(self, chunk: Chunk, ticket: int) -> bool:
+        """Whether a chunk that has landed is to be scattered; one that was overtaken is gathered once more."""
         if not chunk.read.wanted:
-            return
-        rows = chunk.rows
-        if still_there:
-            scatter(self._landing.slot(chunk.landing), rows.target_address, rows.nbytes)
-        elif chunk.times_asked < MOST_ASKED:
-            chunk.read.unasked.append((rows, chunk.runs, chunk.times_asked + 1))
+            return False
+        self._give_back(chunk)
+        if ticket == chunk.ticket:
+            return True
+        if chunk.times_asked < MOST_ASKED:
+            chunk.read.unasked.append((chunk.part, chunk.times_asked))
         else:
-            chunk.read.read_directly(rows)
-        self._close(chunk)
-        chunk.read.end_if_over()
+            chunk.read.read_directly(chunk.part)
+        self._settle(chunk)
+        return False
+
+    def _scatter(self, chunk: Chunk) -> None:
+        if chunk.read.wanted:
+            chunk.part.target.scatter(self._landing.slot(chunk.landing))
+        self._settle(chunk)
 
     def _read_slots(self, ready: list[Chunk]) -> None:
         """Reads slots; just one where reading is copying, so that its bytes are scattered from the cache."""
@@ -216,12 +228,12 @@ class StagedSource:
 
     def _read_slot(self, chunk: Chunk) -> None:
         chunk.landing = self._landing.free_slots.pop()
-        place = (chunk.slot, chunk.landing, chunk.nbytes)
+        place = (chunk.slot, chunk.landing, chunk.part.target.nbytes)
         piece = self._prepared.pop(place, None)
         if piece is None:
             source = self.place.address + STATUS_BYTES + chunk.slot * self.place.slot_bytes
             target = self._landing.slot(chunk.landing).ctypes.data
-            piece = self._agent.prepare(self._peer, ReadRows(single(source), single(target), single(chunk.nbytes)))
+            piece = self._agent.prepare(self._peer, ReadRows(single(source), single(target), single(chunk.part.target.nbytes)))
         try:
             self._agent.start(piece)
         except TransportError:
@@ -250,48 +262,55 @@ class StagedSource:
         for chunk in tuple(self._open.values()):
             if not chunk.read.wanted and (chunk.piece is None or self._is_read(chunk)):
                 self._close(chunk)
-                chunk.read.end_if_over()
         self._reads = deque(read for read in self._reads if read.wanted and (read.unasked or read.open))
 
     def _ask(self, now: float) -> None:
         """Asks for chunks of one read after the other, as far as the window is open, and gives tickets back."""
         if not self._open:
             self._heard_at = now
-        for _ in range(len(self._reads)):
-            if len(self._open) >= WINDOW:
-                break
-            read = self._reads[0]
-            while read.unasked and len(self._open) < WINDOW:
-                self._ask_for(read)
-            self._reads.rotate(-1)
-        while self._given_back:
-            self._send(0, _NO_RUNS)
+        if len(self._open) <= ASKING:
+            for _ in range(len(self._reads)):
+                read = self._reads[0]
+                while read.unasked and len(self._open) < WINDOW:
+                    self._ask_for(read)
+                self._reads.rotate(-1)
+        while self._given_back and not self._open:
+            self._send(0, 0, NO_RUNS)
 
     def _ask_for(self, read: StagedRead) -> None:
-        rows, runs, times_asked = read.unasked.popleft()
-        chunk = Chunk(read, rows, runs, secrets.randbits(64) | 1, times_asked, rows.total_bytes)
+        part, times_asked = read.unasked.popleft()
+        chunk = Chunk(read, part, secrets.randbits(64) | 1, times_asked + 1)
         read.open += 1
         self._open[chunk.ticket] = chunk
-        self._send(chunk.ticket, runs)
+        self._send(chunk.ticket, part.target.size, part.source)
 
-    def _send(self, ticket: int, runs: RunArray) -> None:
+    def _send(self, ticket: int, piece_bytes: int, runs: Runs) -> None:
         given_back = [self._given_back.popleft() for _ in range(min(len(self._given_back), MOST_GIVEN_BACK))]
-        self._agent.notify(self._peer, GatherRequest(ticket, runs, tuple(given_back)).encode())
+        self._agent.notify(self._peer, GatherRequest(ticket, piece_bytes, runs, tuple(given_back)).encode())
 
     def _close(self, chunk: Chunk) -> None:
-        """The chunk needs its ticket no more."""
+        """The chunk needs its ticket and its landing no more."""
+        self._give_back(chunk)
+        self._settle(chunk)
+
+    def _give_back(self, chunk: Chunk) -> None:
+        """The source may use the chunk's slot again."""
         del self._open[chunk.ticket]
-        self._free(chunk)
         self._given_back.append(chunk.ticket)
+
+    def _settle(self, chunk: Chunk) -> None:
+        """Nothing of the chunk is left here."""
+        self._free(chunk)
         if chunk.read.wanted:
             chunk.read.open -= 1
+        chunk.read.end_if_over()
 
     def _free(self, chunk: Chunk) -> None:
         if chunk.landing >= 0:
             self._landing.free_slots.append(chunk.landing)
         if chunk.piece is not None:
-            replaced = self._prepared.get((chunk.slot, chunk.landing, chunk.nbytes))
-            self._prepared[chunk.slot, chunk.landing, chunk.nbytes] = chunk.piece
+            replaced = self._prepared.get((chunk.slot, chunk.landing, chunk.part.target.nbytes))
+            self._prepared[chunk.slot, chunk.landing, chunk.part.target.nbytes] = chunk.piece
             if replaced is not None:
                 self._agent.release(replaced)
         chunk.landing, chunk.piece = -1, None
@@ -304,7 +323,7 @@ class StagedSource:
         for chunk in tuple(self._open.values()):
             if chunk.piece is None:
                 self._close(chunk)
-                chunk.read.read_directly(chunk.rows)
+                chunk.read.read_directly(chunk.part)
         for read in self._reads:
             read.read_rest_directly()
 
@@ -325,6 +344,3 @@ class StagedSource:
         else:
             self._lose_patience(now)
             self._given_back.clear()
-
-
-_NO_RUNS = runs_of(single(0)[:0], single(0)[:0])

@@ -23,20 +23,19 @@ import numpy as np
 from kvweave.errors import RemoteProtocolError
 from kvweave.transport.agent_data import RingPlace
 from kvweave.transport.gather_request import GatherRequest
-from kvweave.transport.pieces import ByteArray, gather
+from kvweave.transport.landing import NUM_REFUSED, SLOT_BYTES, large_pages
+from kvweave.transport.pieces import ByteArray, Pieces
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.rows import UInt64Array
 
 NUM_SLOTS = 16
-SLOT_BYTES = 1 << 20
-NUM_REFUSED = 16
 STATUS_BYTES = 4_096
 RECLAIM_SECONDS = 1.0
 MOST_WAITING = 16
 MOST_READERS = 256
 MOST_MESSAGES = 64
 """Messages of one reader that are read in one round; it never sends as many."""
-MOST_GATHERS = 8
+MOST_GATHERS = 4
 """Gathers for one reader in one round; about as long as copying one post of a direct read."""
 
 
@@ -51,8 +50,7 @@ class _Slot:
 @dataclass(slots=True)
 class _Gather:
     ticket: int
-    address: UInt64Array
-    nbytes: UInt64Array
+    pieces: Pieces
 
 
 @dataclass(slots=True)
@@ -65,8 +63,7 @@ class StagingRing:
     """Slots and who has them. ``counts`` says what became of messages: gathered, refused, malformed, reclaimed."""
 
     def __init__(self, num_slots: int = NUM_SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
-        self.memory: ByteArray = np.empty(STATUS_BYTES + num_slots * slot_bytes, np.uint8)
-        self.memory[:STATUS_BYTES] = 0
+        self.memory: ByteArray = large_pages(STATUS_BYTES + num_slots * slot_bytes)
         self.place = RingPlace(self.memory.ctypes.data, num_slots, slot_bytes)
         self.counts: Counter[str] = Counter()
         self._tickets: UInt64Array = self.memory[: 8 * num_slots].view(np.uint64)
@@ -100,7 +97,7 @@ class StagingRing:
                 self._give_back(name, given_back)
             ticket = request.ticket
             if ticket:
-                self._queue(name, _Gather(ticket, *request.pieces(regions, self.place.slot_bytes)))
+                self._queue(name, _Gather(ticket, request.pieces(regions, self.place.slot_bytes)))
         except RemoteProtocolError:
             self._refuse(ticket)
 
@@ -136,7 +133,7 @@ class StagingRing:
         self._readers[name] = self._readers.pop(name)
         wanted = reader.waiting.popleft()
         start = STATUS_BYTES + slot.number * self.place.slot_bytes
-        gather(wanted.address, wanted.nbytes, self.memory[start : start + self.place.slot_bytes])
+        wanted.pieces.gather(self.memory[start : start + self.place.slot_bytes])
         slot.ticket, slot.reader, slot.ready_at = wanted.ticket, name, now
         self._held[wanted.ticket] = slot
         reader.held += 1
