@@ -13,6 +13,7 @@ number that is used once; 0 asks for nothing.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ from kvweave.transport.rows import UInt64Array
 
 UInt32Array = npt.NDArray[np.uint32]
 
-MOST_PIECES = 16_384
+MOST_PIECES = 4_096
 MOST_GIVEN_BACK = 64
 
 _MAGIC = b"kvg2"
@@ -135,25 +136,26 @@ def _inside(regions: RegionTable, address: UInt64Array, nbytes: UInt64Array) -> 
     return not (address + nbytes < address).any() and regions.first_outside("DRAM", 0, address, nbytes) is None
 
 
-def runs_of(address: UInt64Array, most_pieces: int) -> list[Runs]:
-    """Pieces of one size as runs, in their order, ``most_pieces`` of them together.
+def runs_of(address: UInt64Array, starts: Sequence[int]) -> list[Runs]:
+    """Pieces of one size as runs, in their order, those from each of ``starts`` on together; the first of these is 0.
 
     Three pieces or more at one distance become one run.
 
-    >>> [found] = runs_of(np.array([0, 64, 128, 7], np.uint64), 100)
+    >>> [found] = runs_of(np.array([0, 64, 128, 7], np.uint64), [0])
     >>> found.address.tolist(), found.stride.tolist(), found.count.tolist()
     ([0, 7], [64, 0], [3, 1])
     """
     continues = _continued(address)
     if not continues.any():
-        return [Runs(address[start : start + most_pieces], _NONE, _NONE) for start in range(0, len(address), most_pieces)]
-    continues[::most_pieces] = False
+        ends = [*starts[1:], len(address)]
+        return [Runs(address[start:end], _NONE, _NONE) for start, end in zip(starts, ends, strict=True)]
+    continues[list(starts)] = False
     first = np.flatnonzero(~continues)
     count = np.diff(first, append=len(address)).astype(np.uint32)
     several = count > 1
     stride = np.zeros(len(first), np.uint32)
     stride[several] = address[first[several] + 1] - address[first[several]]
-    cuts = [*np.searchsorted(first, np.arange(0, len(address), most_pieces)).tolist(), len(first)]
+    cuts = [*np.searchsorted(first, starts).tolist(), len(first)]
     return [_some(address[first[a:b]], stride[a:b], count[a:b]) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
 
 

@@ -51,6 +51,8 @@ MOST_POSTED_PIECES = 2
 MOST_ROUND_BYTES = 4 * MOST_POST_BYTES
 """What one ``progress()`` posts: some milliseconds, as a post of the most rows takes. What else a round of the polling
 thread does takes tenths of one, and must be a small part of a large read."""
+MOST_GATHERS = 4
+"""Slots gathered in one round, with progress in between, for which readers wait."""
 PROBE_SLOTS = 4_096
 
 
@@ -158,9 +160,10 @@ class NixlTransport:
         """See ``Transport``. Takes about as long as copying ``MOST_ROUND_BYTES``."""
         if self._closed:
             return 0
-        messages = self._agent.progress()
-        if self._ring is not None:
-            self._ring.serve(messages, self._regions, self._clock())
+        for _ in range(MOST_GATHERS):
+            messages = self._agent.progress()
+            if self._ring is None or not self._ring.serve(messages, self._regions, self._clock()):
+                break
         for read in tuple(self._reads):
             self._collect(read)
         for peer in tuple(self._peers.values()):

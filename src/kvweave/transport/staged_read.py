@@ -90,13 +90,14 @@ class StagedRead(PiecewiseRead):
 
 
 def _parts(rows: ReadRows, chunk_bytes: int) -> Iterator[Part]:
-    """Chunks of arranged rows. One row at least is in each, however large it is."""
+    """Chunks of arranged rows, the first one small, because all else waits for it. A row at least is in each."""
     for start, stop in stretches(rows.nbytes) if len(rows) else ():
-        size = int(rows.nbytes[start])
+        size, length = int(rows.nbytes[start]), stop - start
         count = min(MOST_PIECES, max(1, chunk_bytes // size))
+        starts = [0, *range(max(1, min(count, LEAST_CHUNK_BYTES // size)), length, count)]
         target = Pieces(rows.target_address[start:stop], size)
-        for number, source in enumerate(runs_of(rows.source_address[start:stop], count)):
-            first, last = number * count, min((number + 1) * count, stop - start)
+        for first, source in zip(starts, runs_of(rows.source_address[start:stop], starts), strict=True):
+            last = first + source.pieces
             yield Part(start + first, start + last, source, target.take(first, last))
 
 

@@ -5,8 +5,8 @@ has read::
 
     status:  ticket 7 in slot 2?  -> read slot 2 -> status again: still 7 in slot 2? -> give 7 back, scatter
 
-Where reading is copying (shared memory), UCX completes no read that was started behind a message before the source has
-made progress and taken it. So messages are few, sent several at once, and just before a scatter, which takes longer.
+On shared memory, UCX completes the first read behind a message only when the source has made progress once more. So
+messages are few and sent together, and the status is read before scattering, which takes longer than that.
 
 Nothing waits for a source that gathers nothing for ``PATIENCE_SECONDS``: what it has not gathered by then is read
 directly, which needs no help of it, and for ``AVOID_SECONDS`` nothing is staged there.
@@ -148,34 +148,37 @@ class StagedSource:
         self._landing.free_status.append(self._status_row)
 
     def _step(self, now: float) -> bool:
-        """Looks, reads, asks and scatters; whether the next step may do more at once."""
+        """Looks, asks, scatters and reads; whether the next step may do more at once."""
         confirmed: list[Chunk] = []
+        ready: list[Chunk] = []
         if self._looking and self._agent.is_over(self._status_piece):
             self._looking = False
-            confirmed = self._look(now)
+            confirmed, ready = self._look(now)
         self._forget_unwanted()
         if self._silent(now):
             self._lose_patience(now)
         if self._looking:
             return False
-        self._ask(now)
+        asked = self._ask(now)
+        if asked and self._open:
+            self._post_status()
         for chunk in confirmed:
             self._scatter(chunk)
-        if not self._open:
-            return False
-        landed = [chunk for chunk in self._open.values() if self._is_read(chunk)]
-        for chunk in landed:
-            chunk.landed = True
+        if asked or not self._open:
+            return bool(confirmed)
+        self._read_slots(ready)
+        for chunk in self._open.values():
+            chunk.landed = self._is_read(chunk)
         self._post_status()
-        return bool(landed)
+        return bool(confirmed) or any(chunk.landed for chunk in self._open.values())
 
     def _silent(self, now: float) -> bool:
         """Whether the source lets the reader wait for too long."""
         waits = bool(self._open) and not any(chunk.piece for chunk in self._open.values())
         return waits and now - self._heard_at > PATIENCE_SECONDS
 
-    def _look(self, now: float) -> list[Chunk]:
-        """Does what the status says, but for scattering: the chunks that are to be scattered."""
+    def _look(self, now: float) -> tuple[list[Chunk], list[Chunk]]:
+        """What the status says: the chunks that are to be scattered, and those whose slots are to be read."""
         status = self._landing.status(self._status_row)
         tickets = status[: self.place.num_slots].tolist()
         refused = status[self.place.num_slots : self.place.num_slots + NUM_REFUSED].tolist()
@@ -193,8 +196,7 @@ class StagedSource:
                 chunk.read.read_directly(chunk.part)
         if ready:
             self._heard_at = now
-        self._read_slots(ready)
-        return confirmed
+        return confirmed, ready
 
     def _is_confirmed(self, chunk: Chunk, ticket: int) -> bool:
         """Whether a chunk that has landed is to be scattered; one that was overtaken is gathered once more."""
@@ -264,8 +266,11 @@ class StagedSource:
                 self._close(chunk)
         self._reads = deque(read for read in self._reads if read.wanted and (read.unasked or read.open))
 
-    def _ask(self, now: float) -> None:
-        """Asks for chunks of one read after the other, as far as the window is open, and gives tickets back."""
+    def _ask(self, now: float) -> bool:
+        """Asks for chunks of one read after the other, as far as the window is open, and gives tickets back; whether
+        there was anything to say.
+        """
+        before = len(self._open)
         if not self._open:
             self._heard_at = now
         if len(self._open) <= ASKING:
@@ -276,6 +281,7 @@ class StagedSource:
                 self._reads.rotate(-1)
         while self._given_back and not self._open:
             self._send(0, 0, NO_RUNS)
+        return len(self._open) > before
 
     def _ask_for(self, read: StagedRead) -> None:
         part, times_asked = read.unasked.popleft()

@@ -24,7 +24,7 @@ from kvweave.errors import RemoteProtocolError
 from kvweave.transport.agent_data import RingPlace
 from kvweave.transport.gather_request import GatherRequest
 from kvweave.transport.landing import NUM_REFUSED, SLOT_BYTES, large_pages
-from kvweave.transport.pieces import ByteArray, Pieces
+from kvweave.transport.pieces import ByteArray
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.rows import UInt64Array
 
@@ -35,8 +35,8 @@ MOST_WAITING = 16
 MOST_READERS = 256
 MOST_MESSAGES = 64
 """Messages of one reader that are read in one round; it never sends as many."""
-MOST_GATHERS = 4
-"""Gathers for one reader in one round; about as long as copying one post of a direct read."""
+MOST_QUEUED = 256
+"""Requests that wait, of all readers; each has 64 KB at most."""
 
 
 @dataclass(slots=True)
@@ -48,14 +48,8 @@ class _Slot:
 
 
 @dataclass(slots=True)
-class _Gather:
-    ticket: int
-    pieces: Pieces
-
-
-@dataclass(slots=True)
 class _Reader:
-    waiting: deque[_Gather] = field(default_factory=deque)
+    waiting: deque[GatherRequest] = field(default_factory=deque)
     held: int = 0
 
 
@@ -73,23 +67,21 @@ class StagingRing:
         self._held: dict[int, _Slot] = {}
         self._readers: dict[str, _Reader] = {}
 
-    def serve(self, messages: Mapping[str, Sequence[bytes]], regions: RegionTable, now: float) -> None:
-        """Takes readers' messages, by reader, and gathers for those that wait, in turn, as far as there are slots.
+    def serve(self, messages: Mapping[str, Sequence[bytes]], regions: RegionTable, now: float) -> bool:
+        """Takes readers' messages, by reader, and gathers once, for the next that waits and may have a slot.
 
-        What is malformed is counted, what cannot be served is refused.
+        What is malformed is counted, what cannot be served is refused. Returns whether there was anything to do.
         """
         for name, sent in messages.items():
             for message in sent[:MOST_MESSAGES]:
-                self._take(name, message, regions)
+                self._take(name, message)
             self.counts["unread"] += len(sent[MOST_MESSAGES:])
-        for _ in range(MOST_GATHERS):
-            served = [name for name in tuple(self._readers) if self._serve(name, now)]
-            if not served:
-                break
+        served = any(self._serve(name, regions, now) for name in tuple(self._readers))
         for name in [name for name, reader in self._readers.items() if not reader.waiting and not reader.held]:
             del self._readers[name]
+        return served
 
-    def _take(self, name: str, message: bytes, regions: RegionTable) -> None:
+    def _take(self, name: str, message: bytes) -> None:
         ticket = 0
         try:
             request = GatherRequest.decode(message)
@@ -97,15 +89,17 @@ class StagingRing:
                 self._give_back(name, given_back)
             ticket = request.ticket
             if ticket:
-                self._queue(name, _Gather(ticket, request.pieces(regions, self.place.slot_bytes)))
+                self._queue(name, request)
         except RemoteProtocolError:
             self._refuse(ticket)
 
-    def _queue(self, name: str, wanted: _Gather) -> None:
+    def _queue(self, name: str, wanted: GatherRequest) -> None:
         if name not in self._readers and len(self._readers) >= MOST_READERS:
             raise RemoteProtocolError(f"gather request: more than {MOST_READERS} readers")
+        if sum(len(reader.waiting) for reader in self._readers.values()) >= MOST_QUEUED:
+            raise RemoteProtocolError(f"gather request: {MOST_QUEUED} of all readers wait")
         reader = self._readers.setdefault(name, _Reader())
-        waiting = {gather.ticket for gather in reader.waiting}
+        waiting = {request.ticket for request in reader.waiting}
         if len(waiting) >= MOST_WAITING or wanted.ticket in waiting or wanted.ticket in self._held:
             raise RemoteProtocolError(f"gather request: {len(waiting)} of this reader wait, or the ticket is known")
         reader.waiting.append(wanted)
@@ -124,7 +118,7 @@ class StagingRing:
         elif reader is not None:
             reader.waiting = deque(gather for gather in reader.waiting if gather.ticket != ticket)
 
-    def _serve(self, name: str, now: float) -> bool:
+    def _serve(self, name: str, regions: RegionTable, now: float) -> bool:
         """Gathers for the reader once, when it waits and there is a slot for it; then it is the others' turn."""
         reader = self._readers[name]
         slot = self._slot_for(name, reader, now) if reader.waiting else None
@@ -133,7 +127,13 @@ class StagingRing:
         self._readers[name] = self._readers.pop(name)
         wanted = reader.waiting.popleft()
         start = STATUS_BYTES + slot.number * self.place.slot_bytes
-        wanted.pieces.gather(self.memory[start : start + self.place.slot_bytes])
+        try:
+            pieces = wanted.pieces(regions, self.place.slot_bytes)
+        except RemoteProtocolError:
+            self._free.append(slot)
+            self._refuse(wanted.ticket)
+            return True
+        pieces.gather(self.memory[start : start + self.place.slot_bytes])
         slot.ticket, slot.reader, slot.ready_at = wanted.ticket, name, now
         self._held[wanted.ticket] = slot
         reader.held += 1
