@@ -360,10 +360,10 @@ def test_a_source_killed_amid_staged_reads_leaves_nothing_to_be_written_later(wo
 HOSTILE = {
     "nothing": b"",
     "noise": bytes(range(256)) * 40,
-    "only a head": b"kvg1" + b"\xff" * 16,
-    "a million runs": b"kvg1" + (0).to_bytes(4, "little") + (10**6).to_bytes(4, "little") + b"\x01" * 8,
-    "memory that is not registered": GatherRequest(7, runs_of(*(np.full(1, 4096, np.uint64),) * 2)).encode(),
-    "a megabyte": b"kvg1" + b"\x00" * (1 << 20),
+    "only a head": b"kvg2" + b"\xff" * 16,
+    "a million runs": b"kvg2" + (0).to_bytes(4, "little") + (10**6).to_bytes(4, "little") + b"\x01" * 8,
+    "memory that is not registered": GatherRequest(7, 64, runs_of(np.full(1, 4096, np.uint64), [0])[0]).encode(),
+    "a megabyte": b"kvg2" + b"\x00" * (1 << 20),
 }
 
 

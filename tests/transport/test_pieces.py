@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvweave.transport.pieces import MOST_SIZES, arranged, count_sizes, gather, scatter
+from kvweave.transport.pieces import MOST_SIZES, Pieces, arranged, stretches
 from kvweave.transport.rows import ReadRows
 
 MEMORY = np.random.default_rng(0).integers(0, 256, 1 << 18, np.uint8)
@@ -23,41 +23,43 @@ def by_indexing(offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def places(kind: str) -> tuple[np.ndarray, np.ndarray]:
-    dice = np.random.default_rng(1)
-    sizes = {"mixed": np.sort(dice.integers(1, 9, 200)) * 100, "one": np.array([4096])}.get(kind, np.full(200, 512))
-    pitch = len(MEMORY) // len(sizes)
-    offsets = dice.permutation(len(sizes)) * pitch
-    if kind != "aligned":
-        offsets = offsets + dice.integers(0, pitch - int(sizes.max()), len(sizes))
-    elif kind == "aligned":
-        offsets = offsets // 512 * 512
-    if kind == "two regions":
-        offsets = np.sort(dice.permutation(len(sizes))) * 512 + np.repeat([0, 7], 100)
-    return offsets, sizes.astype(np.uint64)
+PITCHES = {"aligned": 512, "apart": 4096, "with one remainder": 1024, "overlapping matrix": 600}
+REMAINDERS = {"none": [0], "one": [7], "two regions": [0, 7], "changing at every piece": [0, 13, 5]}
 
 
-KINDS = ("aligned", "unaligned", "two regions", "mixed", "one")
+def places(pitch: int, remainders: list[int], size: int) -> np.ndarray:
+    """Pieces in random order; the remainder changes in the middle, or at every piece where there are many."""
+    count = len(MEMORY) // pitch - 1
+    order = np.random.default_rng(pitch).permutation(count) * pitch
+    repeated = np.tile(remainders, count)[:count] if len(remainders) > 2 else np.repeat(remainders, count)[:count]
+    return order + repeated if len(remainders) > 1 else order + remainders[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gathered_pieces_lie_one_behind_the_other(kind: str) -> None:
-    offsets, sizes = places(kind)
-    buffer = np.zeros(int(sizes.sum()) + 5, np.uint8)
-    gather(addresses(offsets), sizes, buffer)
-    np.testing.assert_array_equal(buffer[:-5], by_indexing(offsets, sizes))
-    assert not buffer[-5:].any()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_scattered_pieces_stand_at_their_places_and_nothing_else_changes(kind: str) -> None:
-    offsets, sizes = places(kind)
+@pytest.mark.parametrize("size", [1, 8, 256, 512], ids="{} bytes".format)
+@pytest.mark.parametrize("remainders", REMAINDERS.values(), ids=REMAINDERS)
+@pytest.mark.parametrize("pitch", PITCHES.values(), ids=PITCHES)
+def test_pieces_are_gathered_and_scattered_as_by_indexing(pitch: int, remainders: list[int], size: int) -> None:
+    offsets = places(pitch, remainders, size)[:: 2 if size + max(remainders) > pitch else 1]
+    sizes = np.full(len(offsets), size)
+    packed, buffer = by_indexing(offsets, sizes), np.full(len(offsets) * size + 5, 3, np.uint8)
+    Pieces(addresses(offsets), size).gather(buffer)
+    np.testing.assert_array_equal(buffer[:-5], packed)
+    assert (buffer[-5:] == 3).all()
     target, expected = np.zeros_like(MEMORY), np.zeros_like(MEMORY)
-    packed = by_indexing(offsets, sizes)
-    scatter(packed, np.asarray(offsets, np.uint64) + np.uint64(target.ctypes.data), sizes)
-    for start, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
+    Pieces(np.asarray(offsets, np.uint64) + np.uint64(target.ctypes.data), size).scatter(buffer)
+    for start in offsets.tolist():
         expected[start : start + size] = MEMORY[start : start + size]
     np.testing.assert_array_equal(target, expected)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=80), st.integers(1, 64), st.data())
+def test_some_of_the_pieces_are_those_pieces(offsets: list[int], size: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(offsets) - 1))
+    stop = data.draw(st.integers(start + 1, len(offsets)))
+    taken = Pieces(addresses(np.array(offsets)), size).take(start, stop)
+    buffer = np.zeros(taken.nbytes, np.uint8)
+    taken.gather(buffer)
+    np.testing.assert_array_equal(buffer, by_indexing(np.array(offsets[start:stop]), np.full(stop - start, size)))
 
 
 def all_bytes(rows: ReadRows) -> list[tuple[int, int]]:
@@ -77,13 +79,14 @@ def test_arranged_rows_copy_the_same_bytes_in_few_sizes(sizes: list[int]) -> Non
     rows = ReadRows(place + np.uint64(1000), place[::-1].copy() + np.uint64(10**6), nbytes)
     found = arranged(rows, 64)
     assert all_bytes(found) == all_bytes(rows)
-    assert count_sizes(found.nbytes) <= MOST_SIZES and found.nbytes.max() <= 64
+    assert len(list(stretches(found.nbytes))) <= MOST_SIZES and found.nbytes.max() <= 64
+
+
+def test_long_rows_are_cut_into_whole_parts_and_a_rest() -> None:
+    found = arranged(ReadRows(*(np.array([1000, 5000], np.uint64),) * 2, np.array([150, 150], np.uint64)), 64)
+    assert found.nbytes.tolist() == [22, 22, 64, 64, 64, 64]
 
 
 def test_rows_of_one_size_stay_as_they_are() -> None:
     rows = ReadRows(*(np.arange(3, dtype=np.uint64) * np.uint64(64),) * 2, np.full(3, 64, np.uint64))
     assert arranged(rows, 64) is rows
-
-
-def test_no_pieces_have_no_sizes() -> None:
-    assert count_sizes(np.zeros(0, np.uint64)) == 0

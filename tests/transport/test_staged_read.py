@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.base import ReadState
@@ -19,24 +21,45 @@ def staged(count: int, nbytes: int, settled: bool = True) -> StagedRead:
 
 @pytest.mark.parametrize(
     ("count", "nbytes", "chunks"),
-    [(1, 10, 1), (1024, 4096, 4), (MOST_PIECES + 1, 16, 2), (3, 1 << 20, 3), (1, 5 << 19, 3)],
-    ids=["one piece", "as many bytes as a chunk has", "as many pieces", "large pieces", "a piece larger than a chunk"],
-)
+    [
+        (1, 10, 1), (64, 4096, 1), (1024, 4096, 16), (MOST_PIECES + 1, 16, 2), (3, 1 << 20, 3), (1, 5 << 19, 3),
+        (1 << 14, 4096, 65),
+    ],
+    ids=[
+        "one piece", "as many bytes as the first chunk has", "small chunks of a small read", "as many pieces",
+        "large pieces", "a piece larger than a chunk", "a large read",
+    ],
+)  # fmt: skip
 def test_chunks_are_bounded_and_together_the_whole(count: int, nbytes: int, chunks: int) -> None:
-    found = [rows for rows, _, _ in staged(count, nbytes).unasked]
+    read = staged(count, nbytes)
+    found = [read.rows.take(part.start, part.stop) for part, _ in read.unasked]
     assert len(found) == chunks
     assert sum(rows.total_bytes for rows in found) == count * nbytes
     assert all(rows.total_bytes <= 1 << 20 and len(rows) <= MOST_PIECES for rows in found)
 
 
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=60), st.integers(0, 2**32))
+def test_what_a_chunk_asks_for_is_what_it_scatters(sizes: list[int], seed: int) -> None:
+    """In rows of any sizes: each chunk has one size, and its source's pieces are its rows."""
+    dice = np.random.default_rng(seed)
+    nbytes = np.array(sizes, np.uint64)
+    source, target = (dice.integers(1, 2**40, len(sizes)).astype(np.uint64) for _ in range(2))
+    read = StagedRead("peer", ReadRows(source, target, nbytes), 1024, lambda: True)
+    assert sum(part.stop - part.start for part, _ in read.unasked) == len(read.rows)
+    for part, _ in read.unasked:
+        rows = read.rows.take(part.start, part.stop)
+        assert part.source.addresses().tolist() == rows.source_address.tolist()
+        assert {part.target.size} == set(rows.nbytes.tolist()) and part.target.count == len(rows)
+
+
 def test_it_is_done_when_nothing_is_unasked_open_waiting_or_posted() -> None:
     read = staged(1, 10)
-    rows, _, _ = read.unasked.popleft()
+    part, _ = read.unasked.popleft()
     read.open = 1
     read.end_if_over()
     assert read.wanted
     read.open = 0
-    read.read_directly(rows)
+    read.read_directly(part)
     read.end_if_over()
     assert read.wanted
     read.waiting.clear()
@@ -52,10 +75,10 @@ def test_the_rest_is_read_directly() -> None:
 
 def test_a_cancelled_one_asks_and_reads_no_more() -> None:
     read = staged(1024, 4096)
-    rows, _, _ = read.unasked.popleft()
+    part, _ = read.unasked.popleft()
     read.open = 1
     read.cancel(CANCELLED)
-    read.read_directly(rows)
+    read.read_directly(part)
     assert (read.state, read.error, len(read.unasked), len(read.waiting)) == (ReadState.FAILED, CANCELLED, 0, 0)
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.transport.memory_agent import MemoryAgent
 
 from kvweave.core.layout import Region
@@ -27,21 +29,24 @@ CANCELLED = TransportError(TransportErrorKind.CANCELLED, "given up")
 
 @dataclass
 class World:
-    """A reader and a ring of 4 slots of 4 KB in one process."""
+    """A reader and a ring, of 4 slots of 4 KB unless said otherwise, in one process."""
 
     agent: MemoryAgent = field(default_factory=MemoryAgent)
     serving: bool = True
     now: float = 0.0
+    slots: int = 4
+    slot_bytes: int = 4096
 
     def __post_init__(self) -> None:
         self.memory = np.random.default_rng(0).integers(0, 256, MEMORY_BYTES, np.uint8)
         self.target = np.full(MEMORY_BYTES, GUARD, np.uint8)
         self.regions = RegionTable().with_regions([Region(self.memory.ctypes.data, MEMORY_BYTES)])
-        self.ring = StagingRing(4, 4096)
+        self.ring = StagingRing(self.slots, self.slot_bytes)
         self.landing = Landing()
         self.lost: list[str] = []
         self.source = StagedSource("peer", self.ring.place, self.landing, self.agent, self.lose)
         self.reads: list[StagedRead] = []
+        self.sent: list[list[bytes]] = []
 
     def post(self, read: PiecewiseRead, rows: ReadRows) -> object:
         piece = self.agent.prepare("peer", rows)
@@ -80,7 +85,10 @@ class World:
         if self.serving:
             messages = list(self.agent.messages)
             self.agent.messages.clear()
-            self.ring.serve({"reader": messages}, self.regions, self.now)
+            self.sent.append(messages)
+            served = {"reader": messages}
+            while self.ring.serve(served, self.regions, self.now):
+                served = {}
         for read in self.reads:
             self.collect(read)
         self.source.advance(self.now)
@@ -95,9 +103,10 @@ class World:
     def expected(self, *parts: ReadRows) -> np.ndarray:
         memory = np.full(MEMORY_BYTES, GUARD, np.uint8)
         for rows in parts:
-            for source, target in zip(rows.source_address.tolist(), rows.target_address.tolist(), strict=True):
+            columns = rows.source_address.tolist(), rows.target_address.tolist(), rows.nbytes.tolist()
+            for source, target, size in zip(*columns, strict=True):
                 start, into = source - self.memory.ctypes.data, target - self.target.ctypes.data
-                memory[into : into + 256] = self.memory[start : start + 256]
+                memory[into : into + size] = self.memory[start : start + size]
         return memory
 
     def require_clean(self) -> None:
@@ -106,7 +115,7 @@ class World:
             self.round()
         assert not self.source.busy
         assert len(self.landing.free_slots) == NUM_LANDINGS
-        assert not self.ring.memory[:32].any()
+        assert not self.ring.memory[: 8 * self.slots].any()
 
 
 @pytest.fixture(params=[0, 3], ids=["copying while posting", "pieces under way for a while"])
@@ -268,12 +277,49 @@ def test_a_ring_that_cannot_be_read_leaves_everything_to_direct_reading(world: W
     assert not world.source.usable(0.0)
 
 
-def test_no_more_chunks_are_open_than_the_window_holds() -> None:
-    world = World(serving=False)
+@pytest.mark.parametrize(
+    ("slots", "window"), [(1, 1), (4, 2), (2 * WINDOW, WINDOW), (8 * WINDOW, WINDOW)], ids="ring of {}".format
+)
+def test_no_more_chunks_are_open_than_slots_may_be_held(slots: int, window: int) -> None:
+    world = World(serving=False, slots=slots)
     world.begin(world.rows(900))
     world.round()
     tickets = [GatherRequest.decode(message).ticket for message in world.agent.messages]
-    assert len(set(tickets)) == len(tickets) == WINDOW and all(tickets)
+    assert len(set(tickets)) == len(tickets) == window and all(tickets)
+
+
+def test_chunks_are_asked_for_several_together() -> None:
+    world = World(slots=2 * WINDOW)
+    world.finish(world.begin(world.rows(1000)))
+    sent = [len(messages) for messages in world.sent if messages]
+    assert sent[0] == WINDOW and sent[1:-2] == [WINDOW // 2] * len(sent[1:-2])
+
+
+@st.composite
+def any_rows(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """Rows (source, target, bytes) of any sizes, in any order; targets do not overlap."""
+    sizes = draw(st.lists(st.one_of(st.integers(1, 300), st.integers(3000, 9000)), min_size=1, max_size=8))
+    gaps = draw(st.lists(st.integers(0, 40), min_size=len(sizes), max_size=len(sizes)))
+    targets = np.cumsum([0, *sizes[:-1]]) + np.cumsum(gaps)
+    sources = [draw(st.integers(0, MEMORY_BYTES - size)) for size in sizes]
+    return draw(st.permutations(list(zip(sources, targets.tolist(), sizes, strict=True))))
+
+
+@settings(deadline=None, max_examples=60)
+@given(any_rows(), st.sampled_from([300, 1000, 4096]), st.sampled_from([0, 2]))
+def test_staged_bytes_are_those_of_a_direct_read(
+    places: list[tuple[int, int, int]], slot_bytes: int, delay: int
+) -> None:
+    world = World(MemoryAgent(delay=delay), slot_bytes=slot_bytes)
+    sources, targets, sizes = (np.array(column, np.uint64) for column in zip(*places, strict=True))
+    rows = ReadRows(
+        sources + np.uint64(world.memory.ctypes.data), targets + np.uint64(world.target.ctypes.data), sizes
+    )
+    read = world.begin(rows)
+    world.finish(read)
+    assert read.state is ReadState.DONE and not world.ring.counts["refused"]
+    np.testing.assert_array_equal(world.target, world.expected(rows))
+    world.require_clean()
 
 
 def test_a_source_that_is_left_settles_when_its_status_was_read() -> None:

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from kvweave.core.layout import Region
-from kvweave.transport.gather_request import GatherRequest, runs_of
+from kvweave.transport.gather_request import NO_RUNS, GatherRequest, runs_of
+from kvweave.transport.landing import NUM_REFUSED
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.staging_ring import (
     MOST_MESSAGES,
+    MOST_QUEUED,
     MOST_READERS,
     MOST_WAITING,
-    NUM_REFUSED,
     RECLAIM_SECONDS,
     STATUS_BYTES,
     StagingRing,
@@ -34,10 +35,13 @@ class Source:
 
     def message(self, ticket: int, *offsets: int, given_back: tuple[int, ...] = ()) -> bytes:
         address = np.array(offsets, np.uint64) + np.uint64(self.memory.ctypes.data)
-        return GatherRequest(ticket, runs_of(address, np.full(len(offsets), 64, np.uint64)), given_back).encode()
+        runs = runs_of(address, [0])[0] if offsets else NO_RUNS
+        return GatherRequest(ticket, 64, runs, given_back).encode()
 
     def serve(self, **messages: list[bytes]) -> None:
-        self.ring.serve(messages, self.regions, self.now)
+        """Until nothing is left to do."""
+        while self.ring.serve(messages, self.regions, self.now):
+            messages = {}
 
     def ask(self, reader: str, *tickets: int) -> None:
         self.serve(**{reader: [self.message(ticket, 64) for ticket in tickets]})
@@ -120,6 +124,12 @@ def test_messages_beyond_a_rounds_are_not_read(source: Source) -> None:
     assert (source.ring.counts["malformed"], source.ring.counts["unread"]) == (MOST_MESSAGES, 7)
 
 
+def test_only_so_many_requests_wait_of_all_readers(source: Source) -> None:
+    for reader in range(MOST_QUEUED // MOST_WAITING + 3):
+        source.serve(**{f"reader{reader}": [source.message(100 * reader + 1 + i, 0) for i in range(MOST_WAITING)]})
+    assert source.ring.counts["refused"] >= MOST_WAITING
+
+
 def test_only_so_many_readers_wait(source: Source) -> None:
     source.serve(**{f"reader{number}": [source.message(number + 1, 0)] for number in range(MOST_READERS + 3)})
     assert source.ring.counts["refused"] == 3
@@ -157,7 +167,7 @@ def test_a_ticket_that_is_known_is_refused(source: Source) -> None:
 @pytest.mark.parametrize("offset", [-8192, 8192 - 63, 1 << 40], ids=["before", "over the end", "far away"])
 def test_memory_that_is_not_registered_is_refused(source: Source, offset: int) -> None:
     address = np.array([source.memory.ctypes.data + offset], np.uint64)
-    source.serve(reader=[GatherRequest(5, runs_of(address, np.full(1, 64, np.uint64))).encode()])
+    source.serve(reader=[GatherRequest(5, 64, runs_of(address, [0])[0]).encode()])
     assert (source.tickets, source.refused) == ([0] * SLOTS, {5})
 
 

@@ -29,9 +29,8 @@ from kvweave.transport.staged_read import MOST_ASKED, Chunk, StagedRead
 from kvweave.transport.staging_ring import STATUS_BYTES
 
 WINDOW = 8
-"""Chunks that are open at once, over all reads from one source; a source lets a reader hold as many slots."""
-ASKING = 4
-"""As many are open when further ones are asked for, so that messages go together."""
+"""Chunks that are open at once, over all reads from one source, but no more than the slots that it lets a reader hold.
+Further ones are asked for when half of them are read, so that messages go together."""
 MOST_STEPS = 4
 """Slots read in one call, where reading is copying; about as long as one post of a direct read."""
 MOST_PREPARED = 128
@@ -79,6 +78,7 @@ class StagedSource:
     ) -> None:
         self.place = place
         self.slot_bytes = min(place.slot_bytes, SLOT_BYTES)
+        self._window = max(1, min(WINDOW, place.num_slots // 2))
         self._peer = peer
         self._landing = landing
         self._agent = agent
@@ -273,10 +273,10 @@ class StagedSource:
         before = len(self._open)
         if not self._open:
             self._heard_at = now
-        if len(self._open) <= ASKING:
+        if len(self._open) <= self._window // 2:
             for _ in range(len(self._reads)):
                 read = self._reads[0]
-                while read.unasked and len(self._open) < WINDOW:
+                while read.unasked and len(self._open) < self._window:
                     self._ask_for(read)
                 self._reads.rotate(-1)
         while self._given_back and not self._open:
