@@ -97,7 +97,7 @@ def _random_blocks(name: str, size: int, total: int) -> Places:
 
 def _head_split() -> Places:
     """One head of 128 elements of 2 bytes: from 8 heads a token at the source, one of 2 at the target, 16 a block."""
-    blocks = _random_blocks("", 16 * 8 * 256, 32 << 20)
+    blocks = _random_blocks("", 16 * 8 * 256, 160 << 20)
     token = np.arange(16, dtype=np.uint64)
     return Places(
         "head split, NHD",

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from kvweave.transport.agent_data import RingPlace
-from kvweave.transport.rates import Cost, Rates, Trials, copying
+from kvweave.transport.rates import (
+    LEAST_BYTE_SECONDS,
+    MOST_BYTE_SECONDS,
+    MOST_PIECE_SECONDS,
+    MOST_START_SECONDS,
+    Cost,
+    Rates,
+    Trials,
+    copying,
+)
 from kvweave.transport.rows import ReadRows
 from kvweave.transport.staging_ring import STATUS_BYTES
 
@@ -55,6 +64,16 @@ def test_trials_stay_inside_one_slot_and_the_landing(slot_bytes: int) -> None:
         assert tried.source_address.min() >= first
         assert (tried.source_address + tried.nbytes).max() <= first + slot_bytes
         assert tried.target_address.min() >= end and (tried.target_address + tried.nbytes).max() <= end + landing.nbytes
+
+
+@pytest.mark.parametrize("seconds", [0.0, 30.0], ids=["a clock that stands still", "a machine that is busy"])
+def test_measured_costs_are_bounded(seconds: float) -> None:
+    trials = Trials(RingPlace(1 << 30, 16, 1 << 20), np.zeros(1 << 20, np.uint8))
+    for number, factor in ((0, 1), (1, 2), (2, 3)):
+        trials.note(number, factor * seconds)
+    found = trials.cost()
+    assert found.start <= MOST_START_SECONDS and found.piece <= MOST_PIECE_SECONDS
+    assert LEAST_BYTE_SECONDS <= found.byte <= MOST_BYTE_SECONDS
 
 
 def test_copying_costs_something() -> None:

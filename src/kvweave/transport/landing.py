@@ -17,7 +17,7 @@ from kvweave.transport.rows import UInt64Array
 SLOT_BYTES = 1 << 20
 NUM_REFUSED = 16
 """Tickets of requests that were refused, at the end of a status row."""
-NUM_LANDINGS = 4
+NUM_LANDINGS = 8
 MOST_STATUS_ROWS = 64
 _LARGE_PAGE_BYTES = 2 << 20
 
