@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import Any
 
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.rows import ReadRows
@@ -61,24 +59,3 @@ class MemoryAgent:
         if self.lost or self.broken:
             kind = TransportErrorKind.PEER_LOST if self.lost else TransportErrorKind.UNAVAILABLE
             raise TransportError(kind, f"{peer} is gone")
-
-
-@dataclass
-class Scattering(Executor):
-    """Runs calls at once, or when told to."""
-
-    at_once: bool = True
-    waiting: deque[tuple[Future[Any], Callable[[], Any]]] = field(default_factory=deque)
-
-    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.waiting.append((future, lambda: call(*arguments, **named)))
-        if self.at_once:
-            self.run()
-        return future
-
-    def run(self) -> None:
-        """What waits."""
-        while self.waiting:
-            future, call = self.waiting.popleft()
-            future.set_result(call())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.transport.memory_agent import MemoryAgent, Scattering
+from tests.transport.memory_agent import MemoryAgent
 
 from kvweave.core.layout import Region
 from kvweave.errors import TransportError, TransportErrorKind
@@ -32,7 +32,6 @@ class World:
     """A reader and a ring, of 4 slots of 4 KB unless said otherwise, in one process."""
 
     agent: MemoryAgent = field(default_factory=MemoryAgent)
-    scattering: Scattering = field(default_factory=Scattering)
     serving: bool = True
     now: float = 0.0
     slots: int = 4
@@ -45,9 +44,7 @@ class World:
         self.ring = StagingRing(self.slots, self.slot_bytes)
         self.landing = Landing()
         self.lost: list[str] = []
-        self.source = StagedSource(
-            "peer", self.ring.place, self.landing, self.agent, self.scattering, self.lose
-        )
+        self.source = StagedSource("peer", self.ring.place, self.landing, self.agent, self.lose)
         self.reads: list[StagedRead] = []
         self.sent: list[list[bytes]] = []
 
@@ -259,35 +256,6 @@ def test_a_cancelled_read_scatters_no_more_and_others_go_on(world: World) -> Non
     world.require_clean()
 
 
-def test_what_is_being_scattered_ends_before_its_read_and_nothing_begins_after_it(world: World) -> None:
-    world.scattering.at_once = False
-    read = world.begin(world.rows(500))
-    while not world.scattering.waiting:
-        world.round()
-    read.cancel(CANCELLED)
-    world.round()
-    assert not read.state.terminal
-    world.scattering.run()
-    world.finish(read)
-    before = world.target.copy()
-    world.require_clean()
-    assert not world.scattering.waiting
-    np.testing.assert_array_equal(world.target, before)
-
-
-def test_a_lost_source_is_not_let_go_of_while_its_bytes_are_scattered(world: World) -> None:
-    world.scattering.at_once = False
-    read = world.begin(world.rows(500))
-    while not world.scattering.waiting:
-        world.round()
-    world.agent.lost = True
-    world.source.advance(0.0)
-    assert not read.state.terminal and not world.source.settled()
-    world.scattering.run()
-    read.end_if_over()
-    assert world.source.settled() and read.state is ReadState.FAILED
-
-
 def test_a_lost_source_is_told_once_and_its_reads_end(world: World) -> None:
     read = world.begin(world.rows(500))
     world.round()
@@ -344,9 +312,7 @@ def test_staged_bytes_are_those_of_a_direct_read(
 ) -> None:
     world = World(MemoryAgent(delay=delay), slot_bytes=slot_bytes)
     sources, targets, sizes = (np.array(column, np.uint64) for column in zip(*places, strict=True))
-    rows = ReadRows(
-        sources + np.uint64(world.memory.ctypes.data), targets + np.uint64(world.target.ctypes.data), sizes
-    )
+    rows = ReadRows(sources + np.uint64(world.memory.ctypes.data), targets + np.uint64(world.target.ctypes.data), sizes)
     read = world.begin(rows)
     world.finish(read)
     assert read.state is ReadState.DONE and not world.ring.counts["refused"]

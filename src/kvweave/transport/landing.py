@@ -15,11 +15,18 @@ from kvweave.transport.pieces import ByteArray
 from kvweave.transport.rows import UInt64Array
 
 SLOT_BYTES = 1 << 20
+LEAST_CHUNK_BYTES = 256 << 10
 NUM_REFUSED = 16
 """Tickets of requests that were refused, at the end of a status row."""
-NUM_LANDINGS = 8
+NUM_LANDINGS = 4
 MOST_STATUS_ROWS = 64
 _LARGE_PAGE_BYTES = 2 << 20
+_CHUNKS = 32
+
+
+def chunk_bytes(nbytes: int, slot_bytes: int) -> int:
+    """How much of a read is gathered at once: less in a small read, so that its parts overlap there too."""
+    return min(slot_bytes, max(LEAST_CHUNK_BYTES, nbytes // _CHUNKS))
 
 
 def large_pages(nbytes: int) -> ByteArray:

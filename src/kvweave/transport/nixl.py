@@ -31,7 +31,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +87,6 @@ class NixlTransport:
         self._closed = False
         self._ring: StagingRing | None = None
         self._landing: Landing | None = None
-        self._scattering = ThreadPoolExecutor(1, f"kvweave {name} scatters")
         self._probe = np.frombuffer(bytearray(secrets.token_bytes(PROBE_BYTES)), np.uint8)
         self._landings = np.zeros((PROBE_SLOTS, PROBE_BYTES), np.uint8)
         self._agent = NixlAgent(name)
@@ -187,7 +185,6 @@ class NixlTransport:
         if self._closed:
             return
         self._closed = True
-        self._scattering.shutdown(cancel_futures=True)
         error = TransportError(TransportErrorKind.UNAVAILABLE, f"transport {self.name}: it was closed")
         for read in self._reads:
             if not read.state.terminal:
@@ -227,7 +224,7 @@ class NixlTransport:
         landing = self._own_landing()
         if not landing.free_status:
             return None
-        return StagedSource(peer, place, landing, self._agent, self._scattering, self._drop_peer)
+        return StagedSource(peer, place, landing, self._agent, self._drop_peer)
 
     def _add_agent(self, data: AgentData) -> TransportError | None:
         """Makes the peer known to NIXL; the error when the peer is dead. Raises when its data is at fault."""

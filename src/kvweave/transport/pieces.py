@@ -2,7 +2,7 @@
 loop over pieces.
 
 Pieces of equal size whose addresses leave the same remainder are elements of one array over that memory, so one numpy
-call moves them all, each as a whole. ``arranged`` puts a read's rows into an order in which equal sizes stand together::
+call moves them all, each as a whole. ``arranged`` puts rows into an order in which equal sizes stand together::
 
     rows    4096 4096 100 4096 100     ->  buffer  [100 100][4096 4096 4096]
 

@@ -16,8 +16,9 @@ from functools import cache
 import numpy as np
 
 from kvweave.transport.agent_data import RingPlace
+from kvweave.transport.landing import chunk_bytes
 from kvweave.transport.pieces import ByteArray, Pieces
-from kvweave.transport.rows import ReadRows, UInt64Array, single
+from kvweave.transport.rows import ReadRows, single
 from kvweave.transport.staging_ring import STATUS_BYTES
 
 STAGING = ("never", "auto", "always")
@@ -27,7 +28,9 @@ STAGED_START_SECONDS = 0.0005
 MOST_START_SECONDS = 0.001
 MOST_PIECE_SECONDS = 20e-6
 LEAST_BYTE_SECONDS, MOST_BYTE_SECONDS = 1 / 100e9, 1 / 0.1e9
-_REPEATS = 3
+CHUNK_SECONDS = 50e-6
+"""What a chunk costs the reader besides: its message, the status, finding its place."""
+_REPEATS = 5
 _PIECES, _PIECE_BYTES = 64, 512
 _LARGE_BYTES = 1 << 20
 _SCRATCH_BYTES = 4 << 20
@@ -58,25 +61,28 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Both ways of reading from one source."""
+    """Both ways of reading from one source, whose slots are so large."""
 
     direct: Cost
     staged: Cost
+    slot_bytes: int
 
     @staticmethod
-    def of(direct: Cost, gathering: Cost, scattering: Cost, chunk_bytes: int) -> Rates:
-        """From what its parts cost; a chunk costs about three messages and reads of nothing besides."""
+    def of(direct: Cost, gathering: Cost, scattering: Cost, slot_bytes: int) -> Rates:
+        """From what its parts cost."""
         staged = Cost(
             STAGED_START_SECONDS,
             max(gathering.piece, scattering.piece),
-            max(gathering.byte, direct.byte + scattering.byte) + 3 * direct.start / chunk_bytes,
+            max(gathering.byte, direct.byte + scattering.byte),
         )
-        return Rates(direct, staged)
+        return Rates(direct, staged, slot_bytes)
 
     def prefers_staged(self, rows: ReadRows) -> bool:
         """Whether staging these rows takes less time."""
         pieces, nbytes = len(rows), rows.total_bytes
-        return self.staged.seconds(pieces, nbytes) < self.direct.seconds(pieces, nbytes)
+        chunks = nbytes / chunk_bytes(nbytes, self.slot_bytes)
+        staged = self.staged.seconds(pieces, nbytes) + chunks * CHUNK_SECONDS
+        return staged < self.direct.seconds(pieces, nbytes)
 
 
 class Trials:

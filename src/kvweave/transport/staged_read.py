@@ -21,14 +21,13 @@ from typing import Any
 from kvweave.errors import TransportError
 from kvweave.transport.base import ReadState
 from kvweave.transport.gather_request import MOST_PIECES, Runs, runs_of
+from kvweave.transport.landing import LEAST_CHUNK_BYTES, chunk_bytes
 from kvweave.transport.pieces import Pieces, arranged, stretches
 from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, PiecewiseRead
 from kvweave.transport.rows import ReadRows, split_into_posts
 
 MOST_ASKED = 4
 """How often one chunk is asked for before it is read directly."""
-LEAST_CHUNK_BYTES = 256 << 10
-_CHUNKS = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +52,8 @@ class StagedRead(PiecewiseRead):
     def __init__(self, peer: str, rows: ReadRows, slot_bytes: int, settled: Callable[[], bool]) -> None:
         super().__init__(peer, rows.take(0, 0))
         self.rows = arranged(rows, slot_bytes)
-        chunk_bytes = min(slot_bytes, max(LEAST_CHUNK_BYTES, self.rows.total_bytes // _CHUNKS))
-        self.unasked = deque((part, 0) for part in _parts(self.rows, chunk_bytes))
+        most_bytes = chunk_bytes(self.rows.total_bytes, slot_bytes)
+        self.unasked = deque((part, 0) for part in _parts(self.rows, most_bytes))
         self.open = 0
         self.under_way = 0
         self._settled = settled
@@ -89,11 +88,11 @@ class StagedRead(PiecewiseRead):
             super().end_if_over()
 
 
-def _parts(rows: ReadRows, chunk_bytes: int) -> Iterator[Part]:
+def _parts(rows: ReadRows, most_bytes: int) -> Iterator[Part]:
     """Chunks of arranged rows, the first one small, because all else waits for it. A row at least is in each."""
     for start, stop in stretches(rows.nbytes) if len(rows) else ():
         size, length = int(rows.nbytes[start]), stop - start
-        count = min(MOST_PIECES, max(1, chunk_bytes // size))
+        count = min(MOST_PIECES, max(1, most_bytes // size))
         starts = [0, *range(max(1, min(count, LEAST_CHUNK_BYTES // size)), length, count)]
         target = Pieces(rows.target_address[start:stop], size)
         for first, source in zip(starts, runs_of(rows.source_address[start:stop], starts), strict=True):

@@ -17,7 +17,6 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -66,8 +65,7 @@ class Agent(Protocol):
 class StagedSource:
     """One source's ring, as its reader sees it. ``landing`` is registered already.
 
-    ``lost`` is told when the source is. ``scattering`` runs one call after the other, beside the polling thread: on
-    shared memory reading is copying too. Pieces are prepared once for each slot and landing, and started again.
+    ``lost`` is told when the source is. Pieces are prepared once for each slot and landing, and started again.
     """
 
     def __init__(
@@ -76,7 +74,6 @@ class StagedSource:
         place: RingPlace,
         landing: Landing,
         agent: Agent,
-        scattering: Executor,
         lost: Callable[[str, TransportError], None],
     ) -> None:
         self.place = place
@@ -85,9 +82,7 @@ class StagedSource:
         self._peer = peer
         self._landing = landing
         self._agent = agent
-        self._scattering = scattering
         self._lost = lost
-        self._scattered: deque[tuple[Chunk, Future[None]]] = deque()
         self._reads: deque[StagedRead] = deque()
         self._open: dict[int, Chunk] = {}
         self._prepared: dict[tuple[int, int, int], Any] = {}
@@ -102,7 +97,7 @@ class StagedSource:
     @property
     def busy(self) -> bool:
         """Whether it has anything to do."""
-        return bool(self._reads or self._open or self._scattered or self._given_back or self._looking)
+        return bool(self._reads or self._open or self._given_back or self._looking)
 
     def leave(self) -> None:
         """The peer is being forgotten: nothing is posted any more."""
@@ -119,8 +114,7 @@ class StagedSource:
         for chunk in self._open.values():
             with suppress(TransportError):
                 self._is_read(chunk)
-        self._collect_scattered()
-        return not (self._looking or self._scattered or any(chunk.under_way for chunk in self._open.values()))
+        return not self._looking and not any(chunk.under_way for chunk in self._open.values())
 
     def usable(self, now: float) -> bool:
         """Whether it has not let anybody wait lately."""
@@ -142,8 +136,7 @@ class StagedSource:
             self._fail(error, now)
 
     def end(self) -> None:
-        """Gives up what it holds, once nothing of it is under way, or nothing is scattered any more."""
-        self._scattered.clear()
+        """Gives up what it holds, once nothing of it is under way."""
         for chunk in self._open.values():
             self._free(chunk)
         for piece in self._prepared.values():
@@ -156,7 +149,6 @@ class StagedSource:
 
     def _step(self, now: float) -> bool:
         """Looks, asks, scatters and reads; whether the next step may do more at once."""
-        self._collect_scattered()
         confirmed: list[Chunk] = []
         ready: list[Chunk] = []
         if self._looking and self._agent.is_over(self._status_piece):
@@ -221,20 +213,9 @@ class StagedSource:
         return False
 
     def _scatter(self, chunk: Chunk) -> None:
-        """Has the chunk scattered, if it is still of use; until then its read is under way."""
-        if not chunk.read.wanted:
-            self._settle(chunk)
-            return
-        chunk.read.under_way += 1
-        future = self._scattering.submit(chunk.part.target.scatter, self._landing.slot(chunk.landing))
-        self._scattered.append((chunk, future))
-
-    def _collect_scattered(self) -> None:
-        while self._scattered and self._scattered[0][1].done():
-            chunk, future = self._scattered.popleft()
-            future.result()
-            chunk.read.under_way -= 1
-            self._settle(chunk)
+        if chunk.read.wanted:
+            chunk.part.target.scatter(self._landing.slot(chunk.landing))
+        self._settle(chunk)
 
     def _read_slots(self, ready: list[Chunk]) -> None:
         """Reads slots; just one where reading is copying, so that its bytes are scattered from the cache."""
@@ -254,7 +235,9 @@ class StagedSource:
         if piece is None:
             source = self.place.address + STATUS_BYTES + chunk.slot * self.place.slot_bytes
             target = self._landing.slot(chunk.landing).ctypes.data
-            piece = self._agent.prepare(self._peer, ReadRows(single(source), single(target), single(chunk.part.target.nbytes)))
+            piece = self._agent.prepare(
+                self._peer, ReadRows(single(source), single(target), single(chunk.part.target.nbytes))
+            )
         try:
             self._agent.start(piece)
         except TransportError:
