@@ -362,7 +362,7 @@ HOSTILE = {
     "noise": bytes(range(256)) * 40,
     "only a head": b"kvg2" + b"\xff" * 16,
     "a million runs": b"kvg2" + (0).to_bytes(4, "little") + (10**6).to_bytes(4, "little") + b"\x01" * 8,
-    "memory that is not registered": GatherRequest(7, 64, runs_of(np.full(1, 4096, np.uint64), [0])[0]).encode(),
+    "memory that is not registered": GatherRequest(7, 64, next(runs_of(np.full(1, 4096, np.uint64), [0]))).encode(),
     "a megabyte": b"kvg2" + b"\x00" * (1 << 20),
 }
 

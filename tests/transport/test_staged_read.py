@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.base import ReadState
 from kvweave.transport.gather_request import MOST_PIECES
 from kvweave.transport.rows import ReadRows
-from kvweave.transport.staged_read import StagedRead
+from kvweave.transport.staged_read import Part, StagedRead
 
 CANCELLED = TransportError(TransportErrorKind.CANCELLED, "given up")
 
@@ -17,6 +19,12 @@ CANCELLED = TransportError(TransportErrorKind.CANCELLED, "given up")
 def staged(count: int, nbytes: int, settled: bool = True) -> StagedRead:
     address = np.arange(count, dtype=np.uint64) * np.uint64(2 * nbytes) + np.uint64(4096)
     return StagedRead("peer", ReadRows(address, address, np.full(count, nbytes, np.uint64)), 1 << 20, lambda: settled)
+
+
+def parts(read: StagedRead) -> Iterator[Part]:
+    """All that it asks for."""
+    while read.unasked:
+        yield read.next_part()[0]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +40,7 @@ def staged(count: int, nbytes: int, settled: bool = True) -> StagedRead:
 )  # fmt: skip
 def test_chunks_are_bounded_and_together_the_whole(count: int, nbytes: int, chunks: int) -> None:
     read = staged(count, nbytes)
-    found = [read.rows.take(part.start, part.stop) for part, _ in read.unasked]
+    found = [read.rows.take(part.start, part.stop) for part in parts(read)]
     assert len(found) == chunks
     assert sum(rows.total_bytes for rows in found) == count * nbytes
     assert all(rows.total_bytes <= 1 << 20 and len(rows) <= MOST_PIECES for rows in found)
@@ -45,8 +53,9 @@ def test_what_a_chunk_asks_for_is_what_it_scatters(sizes: list[int], seed: int) 
     nbytes = np.array(sizes, np.uint64)
     source, target = (dice.integers(1, 2**40, len(sizes)).astype(np.uint64) for _ in range(2))
     read = StagedRead("peer", ReadRows(source, target, nbytes), 1024, lambda: True)
-    assert sum(part.stop - part.start for part, _ in read.unasked) == len(read.rows)
-    for part, _ in read.unasked:
+    found = list(parts(read))
+    assert sum(part.stop - part.start for part in found) == len(read.rows)
+    for part in found:
         rows = read.rows.take(part.start, part.stop)
         assert part.source.addresses().tolist() == rows.source_address.tolist()
         assert {part.target.size} == set(rows.nbytes.tolist()) and part.target.count == len(rows)
@@ -54,7 +63,7 @@ def test_what_a_chunk_asks_for_is_what_it_scatters(sizes: list[int], seed: int) 
 
 def test_it_is_done_when_nothing_is_unasked_open_waiting_or_posted() -> None:
     read = staged(1, 10)
-    part, _ = read.unasked.popleft()
+    part, _ = read.next_part()
     read.open = 1
     read.end_if_over()
     assert read.wanted
@@ -75,7 +84,7 @@ def test_the_rest_is_read_directly() -> None:
 
 def test_a_cancelled_one_asks_and_reads_no_more() -> None:
     read = staged(1024, 4096)
-    part, _ = read.unasked.popleft()
+    part, _ = read.next_part()
     read.open = 1
     read.cancel(CANCELLED)
     read.read_directly(part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from kvweave.transport.regions import RegionTable
 from kvweave.transport.rows import ReadRows
 from kvweave.transport.staged_read import MOST_ASKED, StagedRead
 from kvweave.transport.staged_source import AVOID_SECONDS, PATIENCE_SECONDS, WINDOW, StagedSource
-from kvweave.transport.staging_ring import StagingRing
+from kvweave.transport.staging_ring import STATUS_BYTES, StagingRing
 
 MEMORY_BYTES = 1 << 18
 GUARD = 0xA5
@@ -100,6 +101,13 @@ class World:
             self.round()
         raise AssertionError(f"not terminal: {reads}")
 
+    def finish_directly(self, read: StagedRead) -> None:
+        """Reads what waits to be read directly."""
+        while read.waiting:
+            self.post(read, read.waiting.popleft())
+        self.finish(read)
+        assert read.state is ReadState.DONE
+
     def expected(self, *parts: ReadRows) -> np.ndarray:
         memory = np.full(MEMORY_BYTES, GUARD, np.uint8)
         for rows in parts:
@@ -158,10 +166,7 @@ def test_a_slot_that_changed_while_it_was_read_is_not_believed(world: World) -> 
     for _ in range(400):
         world.round()
         world.now += 0.3  # what was stolen is reclaimed
-    while read.waiting:
-        world.post(read, read.waiting.popleft())
-    world.finish(read)
-    assert read.state is ReadState.DONE
+    world.finish_directly(read)
     np.testing.assert_array_equal(world.target, world.expected(rows))
 
 
@@ -184,19 +189,25 @@ def test_a_chunk_that_is_always_overtaken_is_read_directly_in_the_end() -> None:
     assert (world.target == GUARD).all()
 
 
-def test_what_is_refused_is_read_directly(world: World) -> None:
+@pytest.mark.parametrize("count", [1, 16, 40])
+def test_what_is_refused_is_read_directly(world: World, count: int) -> None:
     world.regions = RegionTable()
-    read = world.begin(world.rows(40))
+    rows = world.rows(count)
+    read = world.begin(rows)
     for _ in range(20):
         world.round()
-    assert sum(rows.total_bytes for rows in read.waiting) == 40 * 256
+    assert sum(rows.total_bytes for rows in read.waiting) == count * 256
     assert (world.target == GUARD).all()
     world.require_clean()
+    world.finish_directly(read)
+    np.testing.assert_array_equal(world.target, world.expected(rows))
 
 
-def test_a_source_that_gathers_nothing_is_read_directly_and_avoided_for_a_while(world: World) -> None:
+@pytest.mark.parametrize("count", [1, 16, 500])
+def test_a_source_that_gathers_nothing_is_read_directly_and_avoided_for_a_while(world: World, count: int) -> None:
     world.serving = False
-    read = world.begin(world.rows(500))
+    rows = world.rows(count)
+    read = world.begin(rows)
     world.round()
     world.now = PATIENCE_SECONDS * 0.9
     for _ in range(10):
@@ -205,9 +216,11 @@ def test_a_source_that_gathers_nothing_is_read_directly_and_avoided_for_a_while(
     world.now = PATIENCE_SECONDS * 1.1
     for _ in range(10):
         world.round()
-    assert sum(rows.total_bytes for rows in read.waiting) == 500 * 256
+    assert sum(rows.total_bytes for rows in read.waiting) == count * 256
     assert not world.source.usable(world.now)
     assert world.source.usable(world.now + AVOID_SECONDS)
+    world.finish_directly(read)
+    np.testing.assert_array_equal(world.target, world.expected(rows))
 
 
 def test_a_source_whose_status_cannot_be_seen_is_read_directly_too() -> None:
@@ -305,19 +318,46 @@ def any_rows(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     return draw(st.permutations(list(zip(sources, targets.tolist(), sizes, strict=True))))
 
 
-@settings(deadline=None, max_examples=60)
-@given(any_rows(), st.sampled_from([300, 1000, 4096]), st.sampled_from([0, 2]))
+class Fault(Enum):
+    """What a source may do while it is read."""
+
+    NONE = "nothing"
+    REFUSES = "it refuses everything from some time on"
+    STALLS = "it gathers nothing for a while"
+    OVERTAKES = "slots are used again while they are read"
+
+    def happen(self, world: World, number: int) -> None:
+        """Before round ``number``."""
+        if self is Fault.REFUSES and number == 3:
+            world.regions = RegionTable()
+        if self is Fault.STALLS:
+            world.serving = not 3 <= number < 12
+            world.now += 0.1
+        if self is Fault.OVERTAKES and number % 3 == 0:
+            world.ring.memory[: 8 * world.slots] = 0
+            world.ring.memory[STATUS_BYTES:] = GUARD + 1
+            world.now += 0.6
+
+
+@settings(deadline=None, max_examples=100)
+@given(any_rows(), st.sampled_from([300, 1000, 4096]), st.sampled_from([0, 2]), st.sampled_from(Fault))
 def test_staged_bytes_are_those_of_a_direct_read(
-    places: list[tuple[int, int, int]], slot_bytes: int, delay: int
+    places: list[tuple[int, int, int]], slot_bytes: int, delay: int, fault: Fault
 ) -> None:
     world = World(MemoryAgent(delay=delay), slot_bytes=slot_bytes)
     sources, targets, sizes = (np.array(column, np.uint64) for column in zip(*places, strict=True))
     rows = ReadRows(sources + np.uint64(world.memory.ctypes.data), targets + np.uint64(world.target.ctypes.data), sizes)
     read = world.begin(rows)
-    world.finish(read)
-    assert read.state is ReadState.DONE and not world.ring.counts["refused"]
+    for number in range(2_000):
+        fault.happen(world, number)
+        world.round()
+        while read.waiting:
+            world.post(read, read.waiting.popleft())
+        if read.state.terminal:
+            break
+    assert read.state is ReadState.DONE
     np.testing.assert_array_equal(world.target, world.expected(rows))
-    world.require_clean()
+    assert fault is not Fault.NONE or not world.ring.counts["refused"]
 
 
 def test_a_source_that_is_left_settles_when_its_status_was_read() -> None:

@@ -35,7 +35,7 @@ class Source:
 
     def message(self, ticket: int, *offsets: int, given_back: tuple[int, ...] = ()) -> bytes:
         address = np.array(offsets, np.uint64) + np.uint64(self.memory.ctypes.data)
-        runs = runs_of(address, [0])[0] if offsets else NO_RUNS
+        runs = next(runs_of(address, [0]), NO_RUNS) if offsets else NO_RUNS
         return GatherRequest(ticket, 64, runs, given_back).encode()
 
     def serve(self, **messages: list[bytes]) -> None:
@@ -167,7 +167,7 @@ def test_a_ticket_that_is_known_is_refused(source: Source) -> None:
 @pytest.mark.parametrize("offset", [-8192, 8192 - 63, 1 << 40], ids=["before", "over the end", "far away"])
 def test_memory_that_is_not_registered_is_refused(source: Source, offset: int) -> None:
     address = np.array([source.memory.ctypes.data + offset], np.uint64)
-    source.serve(reader=[GatherRequest(5, 64, runs_of(address, [0])[0]).encode()])
+    source.serve(reader=[GatherRequest(5, 64, next(runs_of(address, [0]))).encode()])
     assert (source.tickets, source.refused) == ([0] * SLOTS, {5})
 
 

@@ -13,7 +13,7 @@ number that is used once; 0 asks for nothing.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,7 +136,7 @@ def _inside(regions: RegionTable, address: UInt64Array, nbytes: UInt64Array) -> 
     return not (address + nbytes < address).any() and regions.first_outside("DRAM", 0, address, nbytes) is None
 
 
-def runs_of(address: UInt64Array, starts: Sequence[int]) -> list[Runs]:
+def runs_of(address: UInt64Array, starts: Sequence[int]) -> Iterator[Runs]:
     """Pieces of one size as runs, in their order, those from each of ``starts`` on together; the first of these is 0.
 
     Three pieces or more at one distance become one run.
@@ -148,7 +148,8 @@ def runs_of(address: UInt64Array, starts: Sequence[int]) -> list[Runs]:
     continues = _continued(address)
     if not continues.any():
         ends = [*starts[1:], len(address)]
-        return [Runs(address[start:end], _NONE, _NONE) for start, end in zip(starts, ends, strict=True)]
+        yield from (Runs(address[start:end], _NONE, _NONE) for start, end in zip(starts, ends, strict=True))
+        return
     continues[list(starts)] = False
     first = np.flatnonzero(~continues)
     count = np.diff(first, append=len(address)).astype(np.uint32)
@@ -156,7 +157,8 @@ def runs_of(address: UInt64Array, starts: Sequence[int]) -> list[Runs]:
     stride = np.zeros(len(first), np.uint32)
     stride[several] = address[first[several] + 1] - address[first[several]]
     cuts = [*np.searchsorted(first, starts).tolist(), len(first)]
-    return [_some(address[first[a:b]], stride[a:b], count[a:b]) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    for a, b in zip(cuts[:-1], cuts[1:], strict=True):
+        yield _some(address[first[a:b]], stride[a:b], count[a:b])
 
 
 def _some(address: UInt64Array, stride: UInt32Array, count: UInt32Array) -> Runs:

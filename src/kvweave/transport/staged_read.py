@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from kvweave.errors import TransportError
@@ -47,13 +48,14 @@ class StagedRead(PiecewiseRead):
     and scattering overlap there too.
     """
 
-    __slots__ = ("_settled", "open", "rows", "unasked", "under_way")
+    __slots__ = ("_rest", "_settled", "open", "rows", "unasked", "under_way")
 
     def __init__(self, peer: str, rows: ReadRows, slot_bytes: int, settled: Callable[[], bool]) -> None:
         super().__init__(peer, rows.take(0, 0))
         self.rows = arranged(rows, slot_bytes)
         most_bytes = chunk_bytes(self.rows.total_bytes, slot_bytes)
-        self.unasked = deque((part, 0) for part in _parts(self.rows, most_bytes))
+        self._rest = _parts(self.rows, most_bytes)
+        self.unasked = deque((part, 0) for part in islice(self._rest, 1))
         self.open = 0
         self.under_way = 0
         self._settled = settled
@@ -63,6 +65,16 @@ class StagedRead(PiecewiseRead):
         """Whether chunks are still of use."""
         return self.state is ReadState.IN_PROGRESS
 
+    def next_part(self) -> tuple[Part, int]:
+        """What is to be asked for next, and how often it was; ``unasked`` is empty after the last one.
+
+        Parts are made as they are asked for: the source gathers the first ones meanwhile.
+        """
+        found = self.unasked.popleft()
+        if not self.unasked:
+            self.unasked.extend((part, 0) for part in islice(self._rest, 1))
+        return found
+
     def read_directly(self, part: Part) -> None:
         """Has these rows read without the source's help, if they are still of use."""
         if self.wanted:
@@ -71,14 +83,14 @@ class StagedRead(PiecewiseRead):
 
     def read_rest_directly(self) -> None:
         """The same for all that was not asked for yet."""
-        for part, _ in self.unasked:
-            self.read_directly(part)
-        self.unasked.clear()
+        while self.unasked:
+            self.read_directly(self.next_part()[0])
 
     def cancel(self, error: TransportError) -> None:
         """Asks for no further chunk, and scatters none."""
         if not self.state.terminal:
             self.unasked.clear()
+            self._rest = iter(())
             self.open = 0
         super().cancel(error)
 
@@ -93,7 +105,8 @@ def _parts(rows: ReadRows, most_bytes: int) -> Iterator[Part]:
     for start, stop in stretches(rows.nbytes) if len(rows) else ():
         size, length = int(rows.nbytes[start]), stop - start
         count = min(MOST_PIECES, max(1, most_bytes // size))
-        starts = [0, *range(max(1, min(count, LEAST_CHUNK_BYTES // size)), length, count)]
+        first_count = count if start else max(1, min(count, LEAST_CHUNK_BYTES // size))
+        starts = [0, *range(first_count, length, count)]
         target = Pieces(rows.target_address[start:stop], size)
         for first, source in zip(starts, runs_of(rows.source_address[start:stop], starts), strict=True):
             last = first + source.pieces

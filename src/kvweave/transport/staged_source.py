@@ -192,8 +192,8 @@ class StagedSource:
                 chunk.slot = tickets.index(chunk.ticket)
                 ready.append(chunk)
             elif chunk.piece is None and chunk.ticket in refused:
-                self._close(chunk)
                 chunk.read.read_directly(chunk.part)
+                self._close(chunk)
         if ready:
             self._heard_at = now
         return confirmed, ready
@@ -286,7 +286,7 @@ class StagedSource:
         return len(self._open) > before
 
     def _ask_for(self, read: StagedRead) -> None:
-        part, times_asked = read.unasked.popleft()
+        part, times_asked = read.next_part()
         chunk = Chunk(read, part, secrets.randbits(64) | 1, times_asked + 1)
         read.open += 1
         self._open[chunk.ticket] = chunk
@@ -297,7 +297,9 @@ class StagedSource:
         self._agent.notify(self._peer, GatherRequest(ticket, piece_bytes, runs, tuple(given_back)).encode())
 
     def _close(self, chunk: Chunk) -> None:
-        """The chunk needs its ticket and its landing no more."""
+        """The chunk needs its ticket and its landing no more. What else is to become of its rows is said before: this
+        may end the read.
+        """
         self._give_back(chunk)
         self._settle(chunk)
 
@@ -330,8 +332,8 @@ class StagedSource:
         self._avoid_until = now + AVOID_SECONDS
         for chunk in tuple(self._open.values()):
             if chunk.piece is None:
-                self._close(chunk)
                 chunk.read.read_directly(chunk.part)
+                self._close(chunk)
         for read in self._reads:
             read.read_rest_directly()
 
