@@ -305,7 +305,7 @@ def test_chunks_are_asked_for_several_together() -> None:
     world = World(slots=2 * WINDOW)
     world.finish(world.begin(world.rows(1000)))
     sent = [len(messages) for messages in world.sent if messages]
-    assert sent[0] == WINDOW and sent[1:-2] == [WINDOW // 2] * len(sent[1:-2])
+    assert sent[0] == WINDOW and all(count % (WINDOW // 2) == 0 for count in sent[:-1])
 
 
 @st.composite
@@ -361,12 +361,12 @@ def test_staged_bytes_are_those_of_a_direct_read(
 
 
 def test_a_source_that_is_left_settles_when_its_status_was_read() -> None:
-    world = World(MemoryAgent(delay=2))
+    world = World(MemoryAgent(delay=200))
     read = world.begin(world.rows(16))
     world.source.advance(0.0)
     world.source.leave()
     read.cancel(CANCELLED)
     assert not read.state.terminal
-    for _ in range(5):
+    for _ in range(250):
         world.collect(read)
     assert read.state is ReadState.FAILED

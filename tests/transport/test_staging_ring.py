@@ -12,6 +12,7 @@ from kvweave.transport.gather_request import NO_RUNS, GatherRequest, runs_of
 from kvweave.transport.landing import NUM_REFUSED
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.staging_ring import (
+    ATTENDED_SECONDS,
     MOST_MESSAGES,
     MOST_QUEUED,
     MOST_READERS,
@@ -155,6 +156,13 @@ def test_a_slot_that_is_young_is_not_taken(source: Source) -> None:
     source.now += RECLAIM_SECONDS
     source.serve()
     assert 5 in source.tickets
+
+
+def test_it_is_attended_for_a_moment_after_it_served_somebody(source: Source) -> None:
+    assert not source.ring.attended(source.now)
+    source.ask("reader", 5)
+    assert source.ring.attended(source.now)
+    assert not source.ring.attended(source.now + 2 * ATTENDED_SECONDS)
 
 
 def test_a_ticket_that_is_known_is_refused(source: Source) -> None:

@@ -51,8 +51,10 @@ MOST_POSTED_PIECES = 2
 MOST_ROUND_BYTES = 4 * MOST_POST_BYTES
 """What one ``progress()`` posts: some milliseconds, as a post of the most rows takes. What else a round of the polling
 thread does takes tenths of one, and must be a small part of a large read."""
-MOST_GATHERS = 4
+MOST_GATHERS = 8
 """Slots gathered in one round, with progress in between, for which readers wait."""
+MOST_LOOKS = 20
+"""Looks for messages of readers that were served just now, in one round."""
 PROBE_SLOTS = 4_096
 
 
@@ -160,10 +162,7 @@ class NixlTransport:
         """See ``Transport``. Takes about as long as copying ``MOST_ROUND_BYTES``."""
         if self._closed:
             return 0
-        for _ in range(MOST_GATHERS):
-            messages = self._agent.progress()
-            if self._ring is None or not self._ring.serve(messages, self._regions, self._clock()):
-                break
+        self._serve()
         for read in tuple(self._reads):
             self._collect(read)
         for peer in tuple(self._peers.values()):
@@ -173,6 +172,21 @@ class NixlTransport:
         self._reads = deque(read for read in self._reads if not read.state.terminal)
         self._let_go()
         return len(self._reads)
+
+    def _serve(self) -> None:
+        """Makes progress, and gathers for readers; while they are at it, it looks a few times more for their messages."""
+        gathers, looks = 0, 0
+        while gathers < MOST_GATHERS and looks < MOST_LOOKS:
+            messages = self._agent.progress()
+            if self._ring is None:
+                return
+            now = self._clock()
+            if self._ring.serve(messages, self._regions, now):
+                gathers += 1
+            elif self._ring.attended(now):
+                looks += 1
+            else:
+                return
 
     def disconnect(self, peer: str) -> None:
         """See ``Transport``."""

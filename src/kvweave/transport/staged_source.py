@@ -31,8 +31,11 @@ from kvweave.transport.staging_ring import STATUS_BYTES
 WINDOW = 8
 """Chunks that are open at once, over all reads from one source, but no more than the slots that it lets a reader hold.
 Further ones are asked for when half of them are read, so that messages go together."""
-MOST_STEPS = 4
-"""Slots read in one call, where reading is copying; about as long as one post of a direct read."""
+MOST_STEPS = 16
+"""Slots read in one call, where reading is copying; as many bytes as half a round of direct reads has."""
+MOST_LOOKS = 60
+"""Looks without news in one call, some tenths of a millisecond together. Then others have a turn, which takes
+milliseconds where they compute."""
 MOST_PREPARED = 128
 PATIENCE_SECONDS = 0.5
 AVOID_SECONDS = 5.0
@@ -127,10 +130,15 @@ class StagedSource:
         return read
 
     def advance(self, now: float) -> None:
-        """Does what can be done at once."""
+        """Does what can be done at once, and looks a few times more for what comes next."""
+        steps, looks = 0, 0
         try:
-            for _ in range(MOST_STEPS):
-                if not self._step(now):
+            while steps < MOST_STEPS and looks < MOST_LOOKS:
+                if self._step(now):
+                    steps += 1
+                elif self._open:
+                    looks += 1
+                else:
                     break
         except TransportError as error:
             self._fail(error, now)

@@ -31,6 +31,8 @@ from kvweave.transport.rows import UInt64Array
 NUM_SLOTS = 16
 STATUS_BYTES = 4_096
 RECLAIM_SECONDS = 1.0
+ATTENDED_SECONDS = 0.002
+"""As long as a reader is busy with half of what it may hold."""
 MOST_WAITING = 16
 MOST_READERS = 256
 MOST_MESSAGES = 64
@@ -66,6 +68,7 @@ class StagingRing:
         self._free = list(self._slots)
         self._held: dict[int, _Slot] = {}
         self._readers: dict[str, _Reader] = {}
+        self._served_at = -ATTENDED_SECONDS
 
     def serve(self, messages: Mapping[str, Sequence[bytes]], regions: RegionTable, now: float) -> bool:
         """Takes readers' messages, by reader, and gathers once, for the next that waits and may have a slot.
@@ -80,6 +83,10 @@ class StagingRing:
         for name in [name for name, reader in self._readers.items() if not reader.waiting and not reader.held]:
             del self._readers[name]
         return served
+
+    def attended(self, now: float) -> bool:
+        """Whether a reader was served just now, and will soon say something again."""
+        return now - self._served_at < ATTENDED_SECONDS
 
     def _take(self, name: str, message: bytes) -> None:
         ticket = 0
@@ -138,6 +145,7 @@ class StagingRing:
         self._held[wanted.ticket] = slot
         reader.held += 1
         self._tickets[slot.number] = wanted.ticket
+        self._served_at = now
         self.counts["gathered"] += 1
         return True
 
