@@ -138,7 +138,7 @@ class NixlTransport:
         landing[:] = 0
         probe = ProbeRead(data.name, data.probe_address, landing, data.probe)
         if known.staged is not None and known.rates is None and self._staging == "auto":
-            probe.trials = Trials(known.staged.place, self._own_landing().for_trials)
+            probe.trials = Trials(data.regions, known.staged.place, self._own_landing().for_trials)
         return self._start(probe)
 
     def read(self, peer: str, rows: ReadRows) -> ReadHandle:
@@ -174,7 +174,7 @@ class NixlTransport:
         return len(self._reads)
 
     def _serve(self) -> None:
-        """Makes progress, and gathers for readers; while they are at it, it looks a few times more for their messages."""
+        """Makes progress, gathers for readers, and while they are at it looks a few times more for their messages."""
         gathers, looks = 0, 0
         while gathers < MOST_GATHERS and looks < MOST_LOOKS:
             messages = self._agent.progress()

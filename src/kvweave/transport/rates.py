@@ -1,8 +1,8 @@
 """What reading costs, direct and staged, and which of the two ways a read takes.
 
 Each way costs so many seconds to start, for a piece, and for a byte. Direct reading is measured when a peer is
-connected, by reading from its staging ring; gathering and scattering once per process, in main memory of its own. On
-a source, gathering overlaps with what the reader does, so the slower side counts. The shortest time of several counts,
+connected, by reading from its memory; gathering and scattering once per process, in main memory of its own. On a
+source, gathering overlaps with what the reader does, so the slower side counts. The shortest time of several counts,
 and what a busy machine shows all the same is bounded by what any machine could do.
 """
 
@@ -18,6 +18,7 @@ import numpy as np
 from kvweave.transport.agent_data import RingPlace
 from kvweave.transport.landing import chunk_bytes
 from kvweave.transport.pieces import ByteArray, Pieces
+from kvweave.transport.regions import MEMORY_KINDS, RegionTable
 from kvweave.transport.rows import ReadRows, single
 from kvweave.transport.staging_ring import STATUS_BYTES
 
@@ -31,7 +32,7 @@ LEAST_BYTE_SECONDS, MOST_BYTE_SECONDS = 1 / 100e9, 1 / 0.1e9
 CHUNK_SECONDS = 50e-6
 """What a chunk costs the reader besides: its message, the status, finding its place."""
 _REPEATS = 5
-_PIECES, _PIECE_BYTES = 64, 512
+_PIECES, _PIECE_BYTES = 64, 4096
 _LARGE_BYTES = 1 << 20
 _SCRATCH_BYTES = 4 << 20
 
@@ -86,21 +87,31 @@ class Rates:
 
 
 class Trials:
-    """Reads from a peer's ring that show what direct reading costs; ``landing`` is registered, a slot long."""
+    """Reads from a peer's memory that show what direct reading costs; ``landing`` is registered, a slot long.
 
-    def __init__(self, place: RingPlace, landing: ByteArray) -> None:
-        nbytes = min(_LARGE_BYTES, place.slot_bytes, landing.nbytes)
-        source, target = place.address + STATUS_BYTES, landing.ctypes.data
-        steps = np.arange(_PIECES, dtype=np.uint64) * np.uint64(nbytes // _PIECES)
-        size = np.full(_PIECES, min(_PIECE_BYTES, nbytes // _PIECES), np.uint64)
-        self._nbytes = nbytes
-        trials = (
-            ReadRows(single(source), single(target), single(64)),
-            ReadRows(source + steps, target + steps, size),
-            ReadRows(single(source), single(target), single(nbytes)),
-        )
-        self.waiting = deque(list(enumerate(trials)) * _REPEATS)
-        self._seconds = [float("inf")] * len(trials)
+    They read the peer's largest region, each a different part of it, as requests will: what was read before lies in a
+    cache. Nobody looks at the bytes. A peer with small regions is read from its ring.
+    """
+
+    def __init__(self, regions: RegionTable, place: RingPlace, landing: ByteArray) -> None:
+        first, nbytes = _largest(regions)
+        if nbytes < _LARGE_BYTES:
+            first, nbytes = place.address + STATUS_BYTES, place.num_slots * place.slot_bytes
+        self._nbytes = min(_LARGE_BYTES, nbytes, landing.nbytes)
+        self._piece_bytes = max(1, min(_PIECE_BYTES, self._nbytes // _PIECES))
+        self._seconds = [float("inf")] * 3
+        target = landing.ctypes.data
+        numbers = np.arange(_PIECES, dtype=np.uint64)
+        size = np.full(_PIECES, self._piece_bytes, np.uint64)
+        self.waiting: deque[tuple[int, ReadRows]] = deque()
+        for repeat in range(_REPEATS):
+            begin = first + (nbytes - self._nbytes) * repeat // _REPEATS
+            steps = numbers * np.uint64((nbytes - self._piece_bytes) // (_PIECES * _REPEATS) * _REPEATS)
+            shift = np.uint64(first + (nbytes - self._piece_bytes) // (_PIECES * _REPEATS) * repeat)
+            packed = np.uint64(target) + numbers * np.uint64(self._piece_bytes)
+            self.waiting.append((0, ReadRows(single(begin), single(target), single(1))))
+            self.waiting.append((1, ReadRows(shift + steps, packed, size)))
+            self.waiting.append((2, ReadRows(single(begin), single(target), single(self._nbytes))))
 
     def note(self, trial: int, seconds: float) -> None:
         """How long one of them took; the shortest time counts."""
@@ -109,7 +120,18 @@ class Trials:
     def cost(self) -> Cost:
         """What they say."""
         start, many, large = self._seconds
-        return Cost(start, max(0.0, many - start) / _PIECES, max(0.0, large - start) / self._nbytes).bounded()
+        byte = max(0.0, large - start) / self._nbytes
+        piece = max(0.0, many - start) / _PIECES - self._piece_bytes * byte
+        return Cost(start, max(0.0, piece), byte).bounded()
+
+
+def _largest(regions: RegionTable) -> tuple[int, int]:
+    """Address and size of the largest region of main memory."""
+    main = regions.records[regions.records["memory"] == MEMORY_KINDS.index("DRAM")]
+    if not len(main):
+        return 0, 0
+    largest = main[np.argmax(main["nbytes"])]
+    return int(largest["address"]), int(largest["nbytes"])
 
 
 @cache

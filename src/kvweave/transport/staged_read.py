@@ -31,6 +31,9 @@ MOST_ASKED = 4
 """How often one chunk is asked for before it is read directly."""
 
 
+_ROWS_TOGETHER = 32_768
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """Rows ``start <= i < stop`` of a read, all of one size: where they come from and go to."""
@@ -103,14 +106,23 @@ class StagedRead(PiecewiseRead):
 def _parts(rows: ReadRows, most_bytes: int) -> Iterator[Part]:
     """Chunks of arranged rows, the first one small, because all else waits for it. A row at least is in each."""
     for start, stop in stretches(rows.nbytes) if len(rows) else ():
-        size, length = int(rows.nbytes[start]), stop - start
+        size = int(rows.nbytes[start])
         count = min(MOST_PIECES, max(1, most_bytes // size))
-        first_count = count if start else max(1, min(count, LEAST_CHUNK_BYTES // size))
-        starts = [0, *range(first_count, length, count)]
-        target = Pieces(rows.target_address[start:stop], size)
-        for first, source in zip(starts, runs_of(rows.source_address[start:stop], starts), strict=True):
-            last = first + source.pieces
-            yield Part(start + first, start + last, source, target.take(first, last))
+        small = 0 if start else min(stop, max(1, min(count, LEAST_CHUNK_BYTES // size)))
+        if small:
+            yield from _parts_of_one_size(rows, start, start + small, small)
+        together = count * max(1, _ROWS_TOGETHER // count)
+        for first in range(start + small, stop, together):
+            yield from _parts_of_one_size(rows, first, min(first + together, stop), count)
+
+
+def _parts_of_one_size(rows: ReadRows, start: int, stop: int, count: int) -> Iterator[Part]:
+    """Chunks of so many rows; arithmetic on all of them is cheaper than on each."""
+    target = Pieces(rows.target_address[start:stop], int(rows.nbytes[start]))
+    starts = range(0, stop - start, count)
+    for first, source in zip(starts, runs_of(rows.source_address[start:stop], starts), strict=True):
+        last = first + source.pieces
+        yield Part(start + first, start + last, source, target.take(first, last))
 
 
 @dataclass(slots=True, eq=False)
