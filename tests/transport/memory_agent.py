@@ -19,12 +19,17 @@ class Piece:
 
 @dataclass
 class MemoryAgent:
-    """Copies when a piece is started; it ends ``delay`` looks later. ``before_copy`` sees each copy first."""
+    """Copies when a piece is started; it ends ``delay`` looks later. ``before_copy`` sees each copy first.
+
+    A ``fragile`` one fails at every so many calls.
+    """
 
     delay: int = 0
     before_copy: Callable[[ReadRows], None] = lambda rows: None
     lost: bool = False
     broken: bool = False
+    fragile: int = 0
+    calls: int = 0
     messages: deque[bytes] = field(default_factory=deque)
     pieces: set[Piece] = field(default_factory=set)
 
@@ -56,6 +61,9 @@ class MemoryAgent:
         self.pieces.discard(piece)
 
     def _require(self, peer: str) -> None:
+        self.calls += 1
+        if self.fragile and self.calls % self.fragile == 0:
+            raise TransportError(TransportErrorKind.UNAVAILABLE, f"{peer} cannot be reached now and then")
         if self.lost or self.broken:
             kind = TransportErrorKind.PEER_LOST if self.lost else TransportErrorKind.UNAVAILABLE
             raise TransportError(kind, f"{peer} is gone")

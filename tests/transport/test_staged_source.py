@@ -35,6 +35,7 @@ class World:
     agent: MemoryAgent = field(default_factory=MemoryAgent)
     serving: bool = True
     now: float = 0.0
+    fragile: int = 0
     slots: int = 4
     slot_bytes: int = 4096
 
@@ -92,7 +93,9 @@ class World:
                 served = {}
         for read in self.reads:
             self.collect(read)
+        self.agent.fragile = self.fragile
         self.source.advance(self.now)
+        self.agent.fragile = 0
 
     def finish(self, *reads: StagedRead) -> None:
         for _ in range(2_000):
@@ -324,6 +327,7 @@ class Fault(Enum):
     NONE = "nothing"
     REFUSES = "it refuses everything from some time on"
     STALLS = "it gathers nothing for a while"
+    BREAKS = "it cannot be reached now and then"
     OVERTAKES = "slots are used again while they are read"
 
     def happen(self, world: World, number: int) -> None:
@@ -333,13 +337,15 @@ class Fault(Enum):
         if self is Fault.STALLS:
             world.serving = not 3 <= number < 12
             world.now += 0.1
+        if self is Fault.BREAKS:
+            world.fragile = 3 + number % 5
         if self is Fault.OVERTAKES and number % 3 == 0:
             world.ring.memory[: 8 * world.slots] = 0
             world.ring.memory[STATUS_BYTES:] = GUARD + 1
             world.now += 0.6
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=150)
 @given(any_rows(), st.sampled_from([300, 1000, 4096]), st.sampled_from([0, 2]), st.sampled_from(Fault))
 def test_staged_bytes_are_those_of_a_direct_read(
     places: list[tuple[int, int, int]], slot_bytes: int, delay: int, fault: Fault
@@ -358,6 +364,10 @@ def test_staged_bytes_are_those_of_a_direct_read(
     assert read.state is ReadState.DONE
     np.testing.assert_array_equal(world.target, world.expected(rows))
     assert fault is not Fault.NONE or not world.ring.counts["refused"]
+    world.fragile = 0
+    for _ in range(300):
+        world.round()
+    assert not world.source.busy and len(world.landing.free_slots) == NUM_LANDINGS
 
 
 def test_a_source_that_is_left_settles_when_its_status_was_read() -> None:

@@ -88,6 +88,7 @@ class StagedSource:
         self._lost = lost
         self._reads: deque[StagedRead] = deque()
         self._open: dict[int, Chunk] = {}
+        self._confirmed: list[Chunk] = []
         self._prepared: dict[tuple[int, int, int], Any] = {}
         self._given_back: deque[int] = deque()
         self._status_row = landing.free_status.pop()
@@ -157,11 +158,10 @@ class StagedSource:
 
     def _step(self, now: float) -> bool:
         """Looks, asks, scatters and reads; whether the next step may do more at once."""
-        confirmed: list[Chunk] = []
         ready: list[Chunk] = []
         if self._looking and self._agent.is_over(self._status_piece):
             self._looking = False
-            confirmed, ready = self._look(now)
+            ready = self._look(now)
         self._forget_unwanted()
         if self._silent(now):
             self._lose_patience(now)
@@ -170,32 +170,31 @@ class StagedSource:
         asked = self._ask(now)
         if asked and self._open:
             self._post_status()
-        for chunk in confirmed:
-            self._scatter(chunk)
+        scattered = self._scatter_confirmed()
         if asked or not self._open:
-            return bool(confirmed)
+            return scattered
         self._read_slots(ready)
         for chunk in self._open.values():
             chunk.landed = self._is_read(chunk)
         self._post_status()
-        return bool(confirmed) or any(chunk.landed for chunk in self._open.values())
+        return scattered or any(chunk.landed for chunk in self._open.values())
 
     def _silent(self, now: float) -> bool:
         """Whether the source lets the reader wait for too long."""
         waits = bool(self._open) and not any(chunk.piece for chunk in self._open.values())
         return waits and now - self._heard_at > PATIENCE_SECONDS
 
-    def _look(self, now: float) -> tuple[list[Chunk], list[Chunk]]:
-        """What the status says: the chunks that are to be scattered, and those whose slots are to be read."""
+    def _look(self, now: float) -> list[Chunk]:
+        """Does what the status says, but for copying: the chunks whose slots are to be read."""
         status = self._landing.status(self._status_row)
         tickets = status[: self.place.num_slots].tolist()
         refused = status[self.place.num_slots : self.place.num_slots + NUM_REFUSED].tolist()
-        confirmed, ready = [], []
+        ready = []
         for chunk in tuple(self._open.values()):
             if chunk.landed:
                 self._heard_at = now
                 if self._is_confirmed(chunk, tickets[chunk.slot]):
-                    confirmed.append(chunk)
+                    self._confirmed.append(chunk)
             elif chunk.piece is None and chunk.ticket in tickets:
                 chunk.slot = tickets.index(chunk.ticket)
                 ready.append(chunk)
@@ -204,7 +203,7 @@ class StagedSource:
                 self._close(chunk)
         if ready:
             self._heard_at = now
-        return confirmed, ready
+        return ready
 
     def _is_confirmed(self, chunk: Chunk, ticket: int) -> bool:
         """Whether a chunk that has landed is to be scattered; one that was overtaken is gathered once more."""
@@ -220,10 +219,14 @@ class StagedSource:
         self._settle(chunk)
         return False
 
-    def _scatter(self, chunk: Chunk) -> None:
-        if chunk.read.wanted:
-            chunk.part.target.scatter(self._landing.slot(chunk.landing))
-        self._settle(chunk)
+    def _scatter_confirmed(self) -> bool:
+        """Scatters what may be scattered, as far as it is still of use; whether there was anything."""
+        confirmed, self._confirmed = self._confirmed, []
+        for chunk in confirmed:
+            if chunk.read.wanted:
+                chunk.part.target.scatter(self._landing.slot(chunk.landing))
+            self._settle(chunk)
+        return bool(confirmed)
 
     def _read_slots(self, ready: list[Chunk]) -> None:
         """Reads slots; just one where reading is copying, so that its bytes are scattered from the cache."""
@@ -336,10 +339,10 @@ class StagedSource:
             self._agent.release(self._prepared.pop(next(iter(self._prepared))))
 
     def _lose_patience(self, now: float) -> None:
-        """Reads directly whatever was not gathered."""
+        """Reads directly whatever was not gathered, or cannot be confirmed."""
         self._avoid_until = now + AVOID_SECONDS
         for chunk in tuple(self._open.values()):
-            if chunk.piece is None:
+            if not chunk.under_way:
                 chunk.read.read_directly(chunk.part)
                 self._close(chunk)
         for read in self._reads:
@@ -355,10 +358,11 @@ class StagedSource:
         self._looking = True
 
     def _fail(self, error: TransportError, now: float) -> None:
-        """The source is gone, or its ring cannot be used."""
+        """The source is gone, or its ring cannot be used. What was confirmed before is scattered, if it is wanted."""
         self._looking = False
         if error.kind is TransportErrorKind.PEER_LOST:
             self._lost(self._peer, error)
         else:
             self._lose_patience(now)
             self._given_back.clear()
+        self._scatter_confirmed()
