@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -52,6 +54,21 @@ def test_pieces_are_gathered_and_scattered_as_by_indexing(pitch: int, remainders
     np.testing.assert_array_equal(target, expected)
 
 
+@pytest.mark.parametrize("size", [64, 1000, 1 << 17], ids="{} bytes".format)
+def test_pieces_far_apart_are_copied_and_nothing_between_them(size: int) -> None:
+    """On the heap and in mapped memory, with what they are copied from, and much that is not mapped, between them."""
+    near = [np.frombuffer(bytearray(1000), np.uint8) for _ in range(40)] if size <= 1000 else []
+    far = [np.frombuffer(mmap.mmap(-1, size + 7 * i + 1), np.uint8)[i:] for i in range(40)]
+    parts = [array for pair in zip(near, far, strict=True) for array in pair] if near else far
+    address = np.array([part.ctypes.data for part in parts], np.uint64)
+    packed = np.random.default_rng(0).integers(0, 256, len(parts) * size, np.uint8)
+    Pieces(address, size).scatter(packed)
+    np.testing.assert_array_equal(np.concatenate([part[:size] for part in parts]), packed)
+    found = np.zeros_like(packed)
+    Pieces(address, size).gather(found)
+    np.testing.assert_array_equal(found, packed)
+
+
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=80), st.integers(1, 64), st.data())
 def test_some_of_the_pieces_are_those_pieces(offsets: list[int], size: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(offsets) - 1))
@@ -60,6 +77,12 @@ def test_some_of_the_pieces_are_those_pieces(offsets: list[int], size: int, data
     buffer = np.zeros(taken.nbytes, np.uint8)
     taken.gather(buffer)
     np.testing.assert_array_equal(buffer, by_indexing(np.array(offsets[start:stop]), np.full(stop - start, size)))
+
+
+@given(st.lists(st.integers(4096, 2**47), min_size=1, max_size=80), st.sampled_from([1, 300, 1 << 18, 1 << 20]))
+def test_pieces_may_lie_anywhere(addresses: list[int], size: int) -> None:
+    """Nothing is looked at before they are copied."""
+    assert Pieces(np.array(addresses, np.uint64), size).nbytes == len(addresses) * size
 
 
 def all_bytes(rows: ReadRows) -> list[tuple[int, int]]:

@@ -26,6 +26,8 @@ PlaceArray = npt.NDArray[np.intp]
 MOST_SIZES = 32
 """Different sizes that are gathered for one read; one with more has its rows cut into powers of two."""
 _PIECES_IN_STRETCH = 16
+_MOST_ARRAY_BYTES = 2**62
+"""What numpy takes for the size of an array, also of one whose elements overlap."""
 
 
 class _Memory:
@@ -76,14 +78,13 @@ class Pieces:
                 part[:] = memory[places]
 
     def scatter(self, buffer: ByteArray) -> None:
-        """Copies from the start of ``buffer`` to the pieces; the opposite of ``gather``."""
+        """Copies from the start of ``buffer`` to the pieces; the opposite of ``gather``.
+
+        Not by ``put``: where the buffer lies between pieces, that copies all memory between them, and writes it back.
+        """
         packed = self._packed(buffer)
         for start, memory, places in self._parts:
-            part = packed[start : start + len(places)]
-            if memory.flags.c_contiguous:
-                memory.put(places, part, mode="clip")
-            else:
-                memory[places] = part
+            memory[places] = packed[start : start + len(places)]
 
     def _packed(self, buffer: ByteArray) -> PieceArray:
         packed: PieceArray = buffer[: self.nbytes].view(f"V{self.size}")
@@ -148,12 +149,17 @@ def _parts(pieces: UInt64Array, size: int) -> Iterator[tuple[int, PieceArray, Pl
         yield 0, _memory(int(base), places, size, size), places.view(np.intp)
         return
     parts = list(stretches(remainders))
-    if len(parts) > 1 + len(pieces) // _PIECES_IN_STRETCH:
+    if len(parts) > 1 + len(pieces) // _PIECES_IN_STRETCH and int(offset.max()) * size < _MOST_ARRAY_BYTES:
         yield 0, _memory(int(base), offset, size, 1), offset.view(np.intp)
         return
     for start, stop in parts:
-        first = int(base + remainders[start])
-        yield start, _memory(first, places[start:stop], size, size), places[start:stop].view(np.intp)
+        least = places[start:stop].min()
+        some = places[start:stop] - least
+        yield (
+            start,
+            _memory(int(base + remainders[start] + least * np.uint64(size)), some, size, size),
+            some.view(np.intp),
+        )
 
 
 def _memory(base: int, places: UInt64Array, size: int, step: int) -> PieceArray:
