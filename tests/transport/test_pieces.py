@@ -54,17 +54,29 @@ def test_pieces_are_gathered_and_scattered_as_by_indexing(pitch: int, remainders
     np.testing.assert_array_equal(target, expected)
 
 
+def mapped(nbytes: int, shift: int) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(-1, nbytes + shift), np.uint8)[shift:]
+
+
+def on_the_heap(nbytes: int) -> np.ndarray:
+    """Beginning at a multiple of 64, as mapped memory does."""
+    memory = np.frombuffer(bytearray(nbytes + 64), np.uint8)
+    return memory[-memory.ctypes.data % 64 :][:nbytes]
+
+
+@pytest.mark.parametrize("shifts", [1, 7], ids=["one remainder", "many remainders"])
 @pytest.mark.parametrize("size", [64, 1000, 1 << 17], ids="{} bytes".format)
-def test_pieces_far_apart_are_copied_and_nothing_between_them(size: int) -> None:
+def test_pieces_far_apart_are_copied_and_nothing_between_them(size: int, shifts: int) -> None:
     """On the heap and in mapped memory, with what they are copied from, and much that is not mapped, between them."""
-    near = [np.frombuffer(bytearray(1000), np.uint8) for _ in range(40)] if size <= 1000 else []
-    far = [np.frombuffer(mmap.mmap(-1, size + 7 * i + 1), np.uint8)[i:] for i in range(40)]
-    parts = [array for pair in zip(near, far, strict=True) for array in pair] if near else far
+    near = [on_the_heap(size) for _ in range(20)]
+    parts = near + [mapped(size, number % shifts) for number in range(20)]
     address = np.array([part.ctypes.data for part in parts], np.uint64)
-    packed = np.random.default_rng(0).integers(0, 256, len(parts) * size, np.uint8)
+    packed = mapped(len(parts) * size, 0)
+    packed[:] = np.random.default_rng(0).integers(0, 256, len(packed), np.uint8)
+    assert address.min() < packed.ctypes.data < address.max()
     Pieces(address, size).scatter(packed)
     np.testing.assert_array_equal(np.concatenate([part[:size] for part in parts]), packed)
-    found = np.zeros_like(packed)
+    found = mapped(len(packed), 0)
     Pieces(address, size).gather(found)
     np.testing.assert_array_equal(found, packed)
 
