@@ -75,7 +75,7 @@ class NixlTransport:
     raises ``ConfigurationError`` for anything else. ``clock`` measures durations.
     """
 
-    def __init__(self, name: str, staging: str = "auto", clock: Clock = time.perf_counter) -> None:
+    def __init__(self, name: str, staging: str = "never", clock: Clock = time.perf_counter) -> None:
         if staging not in STAGING:
             raise ConfigurationError(f"staging: {staging!r} is not known; choose one of {', '.join(STAGING)}")
         self.name = name
