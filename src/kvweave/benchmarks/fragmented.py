@@ -17,7 +17,7 @@ from kvweave.benchmarks.pair import Fetcher, Pair
 from kvweave.benchmarks.raw_nixl import Kind
 from kvweave.benchmarks.report import Bound, Limit, Line, Value
 from kvweave.benchmarks.source import Source
-from kvweave.benchmarks.ways import Way
+from kvweave.benchmarks.ways import USUAL, Way
 
 PIECES = (4 << 10, 16 << 10, 64 << 10)
 LIMITS = {4 << 10: Limit(Bound.AT_LEAST, 5)}
@@ -76,11 +76,11 @@ def _measure(pair: Pair, case: _Case, effort: Effort) -> Seconds:
 
 
 def _lines(case: _Case, seconds: Seconds) -> Iterator[Line]:
-    values = [Value.speed("kvweave", case.nbytes, seconds[Way.AUTO])]
-    values += [Value.speed(way, case.nbytes, seconds[way]) for way in (Way.DIRECT, Way.STAGED)]
+    values = [Value.speed("kvweave", case.nbytes, seconds[USUAL])]
+    values += [Value.speed(f"{way} way", case.nbytes, seconds[way]) for way in Way]
     values.append(Value.speed("NixlConnector's way", case.nbytes, seconds[Kind.INCUMBENT]))
     values.append(Value.speed("that without UCX threads", case.nbytes, seconds[Kind.SINGLE]))
-    ratio = median(seconds[Kind.INCUMBENT]) / median(seconds[Way.AUTO])
+    ratio = median(seconds[Kind.INCUMBENT]) / median(seconds[USUAL])
     yield Line(case.key, case.title, tuple(values), "speed by the incumbent's", ratio, LIMITS.get(case.piece_bytes))
     yield from _choice(case, {way: median(seconds[way]) for way in Way})
 

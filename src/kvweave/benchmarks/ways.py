@@ -9,13 +9,15 @@ from typing import Any
 
 
 class Way(StrEnum):
-    """How small pieces are moved: as a user would have it (the cost model decides), or forced."""
+    """How small pieces are moved: as the cost model decides, or forced."""
 
     AUTO = "auto"
     DIRECT = "direct"
     STAGED = "staged"
 
 
+USUAL = Way.DIRECT
+"""What a user has who sets nothing."""
 _SETTINGS = {Way.AUTO: "auto", Way.DIRECT: "never", Way.STAGED: "always"}
 """Values of the transport's parameter ``staging``."""
 
