@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 import kvweave as kw
 from kvweave.runtime import PrefillEngine, Released
@@ -30,7 +31,9 @@ def told(released: Released) -> None:
 def main() -> None:
     memory = EngineMemory(LAYOUT)
     memory.write(contents(ATTENTION, 1), {"full": BLOCKS})
-    with PrefillEngine(memory.layout, transport=NixlTransport, bind=sys.stdin.readline().strip()) as engine:
+    with PrefillEngine(
+        memory.layout, transport=partial(NixlTransport, staging="auto"), bind=sys.stdin.readline().strip()
+    ) as engine:
         say(address=engine.address)
         for line in sys.stdin:
             request_id, num_tokens = line.split()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,23 +9,8 @@ import pytest
 
 from kvweave.errors import KVWeaveError
 from kvweave.runtime import OfferReference
-from kvweave.runtime.naming import TransportFactory
 from tests.runtime.pair import PATIENCE, TARGET_BLOCKS, Pair, joined, wait_until
-
-
-def memory() -> TransportFactory | None:
-    return None
-
-
-def nixl() -> TransportFactory:
-    from kvweave.transport.nixl import NixlTransport
-
-    return NixlTransport
-
-
-def over_nixl() -> object:
-    lacking = importlib.util.find_spec("nixl") is None
-    return pytest.param(nixl, id="nixl", marks=pytest.mark.skipif(lacking, reason="nixl is not installed"))
+from tests.runtime.ways import over_nixl, transport_of
 
 
 def unknown(pair: Pair) -> OfferReference:
@@ -68,12 +52,12 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("transport", [pytest.param(memory, id="memory"), over_nixl()])
+@pytest.mark.parametrize("transport", ["memory", *over_nixl()])
 @pytest.mark.parametrize(("make", "reason", "counter"), BAD)
 def test_bad_reference_is_an_error_and_a_counter_and_never_an_answer(
-    make: Callable[[Pair], OfferReference], reason: str, counter: str | None, transport: Callable[[], object]
+    make: Callable[[Pair], OfferReference], reason: str, counter: str | None, transport: str
 ) -> None:
-    with joined(transport=transport()) as pair:
+    with joined(transport=transport_of(transport)) as pair:
         with pytest.raises(KVWeaveError):
             pair.decode.fetch(make(pair), TARGET_BLOCKS).result(PATIENCE)
         assert pair.decode.metrics().by_label("failed") == {reason: 1}

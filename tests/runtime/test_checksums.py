@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import zlib
 from dataclasses import replace
 
@@ -20,22 +19,10 @@ from kvweave.transport.memory import MemoryNetwork
 from kvweave.transport.rows import ReadRows
 from tests.runtime.memory import ATTENTION, LATENT, EngineMemory
 from tests.runtime.pair import PATIENCE, TARGET_BLOCKS, joined
+from tests.runtime.ways import over_nixl, transport_of
 
 
-def over_nixl() -> object:
-    lacking = importlib.util.find_spec("nixl") is None
-    return pytest.param("nixl", marks=pytest.mark.skipif(lacking, reason="nixl is not installed"))
-
-
-def transport_of(name: str) -> object:
-    if name == "memory":
-        return None
-    from kvweave.transport.nixl import NixlTransport
-
-    return NixlTransport
-
-
-@pytest.mark.parametrize("transport", ["memory", over_nixl()])
+@pytest.mark.parametrize("transport", ["memory", *over_nixl()])
 def test_right_bytes_are_delivered_and_all_of_them_compared(transport: str) -> None:
     with joined(checksums=True, transport=transport_of(transport)) as pair:
         pair.decode.fetch(pair.offer(), TARGET_BLOCKS).result(PATIENCE)
@@ -70,7 +57,7 @@ class Flipping:
         return remaining
 
 
-@pytest.mark.parametrize("transport", ["memory", over_nixl()])
+@pytest.mark.parametrize("transport", ["memory", *over_nixl()])
 def test_first_wrong_piece_is_named(transport: str) -> None:
     make = transport_of(transport) or MemoryNetwork().join
     flipping = lambda name: Flipping(make(name)) if name.startswith("decode") else make(name)  # noqa: E731

@@ -17,8 +17,9 @@ from kvweave.protocol.timing import Timing
 from kvweave.runtime import DecodeEngine
 from tests.runtime.memory import ATTENTION, EngineMemory, contents
 from tests.runtime.pair import PATIENCE
+from tests.runtime.ways import STAGINGS, staged_by
 
-nixl = pytest.importorskip("kvweave.transport.nixl", exc_type=ImportError)
+pytest.importorskip("kvweave.transport.nixl", exc_type=ImportError)
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = {"full": [1, 5, 0, 2]}
@@ -62,10 +63,12 @@ class Prefill:
 
 
 @contextmanager
-def decode_engine(parallel: kw.ParallelConfig, *peers: str) -> Iterator[tuple[DecodeEngine, EngineMemory]]:
+def decode_engine(
+    parallel: kw.ParallelConfig, *peers: str, staging: str = "never"
+) -> Iterator[tuple[DecodeEngine, EngineMemory]]:
     cache = kw.CacheConfig(block_size=12, num_blocks=16, layout="NHD")
     memory = EngineMemory(kw.EngineLayout.build(ATTENTION, parallel, cache))
-    with DecodeEngine(memory.layout, transport=nixl.NixlTransport, peers=peers, timing=TIMING) as engine:
+    with DecodeEngine(memory.layout, transport=staged_by(staging), peers=peers, timing=TIMING) as engine:
         yield engine, memory
 
 
@@ -78,13 +81,15 @@ def prefill() -> Iterator[Prefill]:
     assert process.process.returncode == 0
 
 
+@pytest.mark.parametrize("staging", STAGINGS.values(), ids=STAGINGS)
 @pytest.mark.parametrize("tp", [1, 2, 8], ids="tp 4 to {}".format)
-def test_processes_of_unequal_shape_move_the_right_bytes(prefill: Prefill, tp: int) -> None:
-    with decode_engine(kw.ParallelConfig(tp=tp), prefill.address) as (engine, memory):
+def test_processes_of_unequal_shape_move_the_right_bytes(prefill: Prefill, tp: int, staging: str) -> None:
+    with decode_engine(kw.ParallelConfig(tp=tp), prefill.address, staging=staging) as (engine, memory):
         for number in range(3):
-            delivered = engine.fetch(prefill.offer(f"tp{tp}-{number}"), BLOCKS).result(PATIENCE)
+            request = f"tp{tp}-{staging}-{number}"
+            delivered = engine.fetch(prefill.offer(request), BLOCKS).result(PATIENCE)
             released = prefill.next("released")
-            assert (released["released"], released["reason"]) == (f"tp{tp}-{number}", "acknowledged")
+            assert (released["released"], released["reason"]) == (request, "acknowledged")
         assert memory.wrong_bytes(contents(ATTENTION, 1), BLOCKS) == 0
         assert delivered.nbytes == 40 * max(4, tp) * 8 * 2 * 2 * 2
 
@@ -97,10 +102,11 @@ def test_second_claim_is_refused_across_processes(prefill: Prefill) -> None:
             engine.fetch(params, BLOCKS).result(PATIENCE)
 
 
-def test_killed_prefill_engine_fails_its_request_and_its_successor_serves_the_next() -> None:
+@pytest.mark.parametrize("staging", STAGINGS.values(), ids=STAGINGS)
+def test_killed_prefill_engine_fails_its_request_and_its_successor_serves_the_next(staging: str) -> None:
     first, second = Prefill(), Prefill()
     first.bind()
-    with decode_engine(kw.ParallelConfig(tp=2), first.address) as (engine, memory):
+    with decode_engine(kw.ParallelConfig(tp=2), first.address, staging=staging) as (engine, memory):
         engine.fetch(first.offer("before"), BLOCKS).result(PATIENCE)
         lost = first.offer("lost")
         first.kill()

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 
-from kvweave.errors import TransportError, TransportErrorKind
+from kvweave.errors import ConfigurationError, TransportError, TransportErrorKind
 from kvweave.testing.source_process import SourceProcess
 from kvweave.testing.transport_contract import (
     GUARD,
@@ -27,15 +30,17 @@ from kvweave.testing.transport_contract import (
 )  # fmt: skip
 from kvweave.transport.agent_data import AgentData
 from kvweave.transport.base import ReadState
+from kvweave.transport.gather_request import GatherRequest, runs_of
 
 MANY = (np.arange(6_000) * 4_000, np.arange(6_000) * 4_000, np.full(6_000, 4_000))
 
 nixl = pytest.importorskip("kvweave.transport.nixl", exc_type=ImportError)
+nixl_agent = pytest.importorskip("kvweave.transport.nixl_agent", exc_type=ImportError)
 
 
 @contextmanager
-def one_process() -> Iterator[TransportPair]:
-    source, target = nixl.NixlTransport(fresh_name("source")), nixl.NixlTransport(fresh_name("target"))
+def one_process(staging: str = "never") -> Iterator[TransportPair]:
+    source, target = nixl.NixlTransport(fresh_name("source"), "auto"), nixl.NixlTransport(fresh_name("target"), staging)
     source_memory, target_memory = random_source(), np.zeros(MEMORY_BYTES, np.uint8)
     source.register([region_of(source_memory)])
     target.register([region_of(target_memory)])
@@ -52,11 +57,11 @@ def one_process() -> Iterator[TransportPair]:
 class World:
     """One target here and the sources started so far."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, staging: str = "never") -> None:
         self.folder = folder
         self.sources: list[SourceProcess] = []
         self.target_memory = np.full(MEMORY_BYTES, GUARD, np.uint8)
-        self.target = nixl.NixlTransport(fresh_name("target"))
+        self.target = nixl.NixlTransport(fresh_name("target"), staging)
         self.target.register([region_of(self.target_memory)])
 
     def start(self, *names: str) -> list[tuple[SourceProcess, TransportPair]]:
@@ -86,9 +91,9 @@ class World:
 
 
 @contextmanager
-def a_world() -> Iterator[World]:
+def a_world(staging: str = "never") -> Iterator[World]:
     with TemporaryDirectory() as folder:
-        world = World(Path(folder))
+        world = World(Path(folder), staging)
         try:
             yield world
         finally:
@@ -96,22 +101,28 @@ def a_world() -> Iterator[World]:
 
 
 @contextmanager
-def two_processes() -> Iterator[TransportPair]:
-    with a_world() as world:
+def two_processes(staging: str = "never") -> Iterator[TransportPair]:
+    with a_world(staging) as world:
         yield world.start("source")[0][1]
 
 
 @contextmanager
-def two_processes_over_tcp() -> Iterator[TransportPair]:
+def two_processes_over_tcp(staging: str = "never") -> Iterator[TransportPair]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UCX_TLS", "tcp")
-        with two_processes() as pair:
+        with two_processes(staging) as pair:
             yield pair
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
     with a_world() as made:
+        yield made
+
+
+@pytest.fixture(params=["never", "always"], ids=["direct", "staged"])
+def either_world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with a_world(request.param) as made:
         yield made
 
 
@@ -135,6 +146,22 @@ class TestContractBetweenProcesses(TransportContract):
         assert not big.posted and behind.state is ReadState.IN_PROGRESS
         pair.finish(big, behind)
         assert big.state is behind.state is ReadState.DONE
+
+
+class TestStagedInOneProcess(TransportContract):
+    make_pair = staticmethod(partial(one_process, "always"))
+
+
+class TestStagedBetweenProcesses(TransportContract):
+    make_pair = staticmethod(partial(two_processes, "always"))
+
+
+class TestStagedOverTcp(TransportContract):
+    make_pair = staticmethod(partial(two_processes_over_tcp, "always"))
+
+
+class TestChosenInOneProcess(TransportContract):
+    make_pair = staticmethod(partial(one_process, "auto"))
 
 
 class TestContractOverTcp(TransportContract):
@@ -162,23 +189,23 @@ class TestContractOverTcp(TransportContract):
 A_FEW_POLLS = 1_000
 
 
-def test_a_killed_source_is_lost_within_a_few_polls_and_another_is_not(world: World) -> None:
-    (killed, lost), (_, kept) = world.start("killed", "kept")
+def test_a_killed_source_is_lost_within_a_few_polls_and_another_is_not(either_world: World) -> None:
+    (killed, lost), (_, kept) = either_world.start("killed", "kept")
     lost_peer, kept_peer = lost.connect(), kept.connect()
     killed.kill()
-    reads = [world.target.read(lost_peer, lost.rows(*MANY)) for _ in range(3)]
-    other = world.target.read(kept_peer, kept.rows([1], [2], [3]))
-    polls = sum(world.target.progress() > 0 for _ in range(A_FEW_POLLS))
+    reads = [either_world.target.read(lost_peer, lost.rows(*MANY)) for _ in range(3)]
+    other = either_world.target.read(kept_peer, kept.rows([1], [2], [3]))
+    polls = sum(either_world.target.progress() > 0 for _ in range(A_FEW_POLLS))
     assert polls < A_FEW_POLLS
-    for handle in (*reads, world.target.read(lost_peer, lost.rows(*MANY))):
+    for handle in (*reads, either_world.target.read(lost_peer, lost.rows(*MANY))):
         assert_failed(handle, TransportErrorKind.PEER_LOST)
     assert other.state is ReadState.DONE
 
 
-def test_a_source_killed_amid_a_read_is_lost(world: World) -> None:
-    [(killed, lost)] = world.start("killed")
-    handle = world.target.read(lost.connect(), lost.rows(*MANY))
-    world.target.progress()
+def test_a_source_killed_amid_a_read_is_lost(either_world: World) -> None:
+    [(killed, lost)] = either_world.start("killed")
+    handle = either_world.target.read(lost.connect(), lost.rows(*MANY))
+    either_world.target.progress()
     assert not handle.state.terminal
     killed.kill()
     lost.finish(handle)
@@ -195,12 +222,12 @@ def test_a_killed_source_may_be_disconnected_and_its_data_connects_to_nobody(wor
     assert_failed(handle, TransportErrorKind.PEER_LOST)
 
 
-def test_a_new_source_takes_the_place_of_a_killed_one_of_that_name(world: World) -> None:
-    [(first, lost)] = world.start("again")
+def test_a_new_source_takes_the_place_of_a_killed_one_of_that_name(either_world: World) -> None:
+    [(first, lost)] = either_world.start("again")
     peer = lost.connect()
     first.kill()
     assert_failed(lost.read(peer, lost.rows([0], [0], [1])), TransportErrorKind.PEER_LOST)
-    [(_, found)] = world.start("again")
+    [(_, found)] = either_world.start("again")
     assert found.read(found.connect(), found.rows([0], [0], [1])).state is ReadState.DONE
 
 
@@ -209,10 +236,10 @@ def open_sockets() -> int:
     return sum(str(link.readlink()).startswith("socket:") for link in links if link.is_symlink())
 
 
-def test_sources_that_end_leave_no_open_sockets(world: World) -> None:
+def test_sources_that_end_leave_no_open_sockets(either_world: World) -> None:
     sockets = []
     for name in ("first", "second", "third"):
-        [(source, pair)] = world.start(name)
+        [(source, pair)] = either_world.start(name)
         peer = pair.connect()
         source.kill()
         source.end()
@@ -221,13 +248,13 @@ def test_sources_that_end_leave_no_open_sockets(world: World) -> None:
     assert sockets[0] == sockets[1] == sockets[2]
 
 
-def test_a_stopped_source_is_not_lost(world: World) -> None:
-    [(stopped, pair)] = world.start("stopped")
+def test_a_stopped_source_is_not_lost(either_world: World) -> None:
+    [(stopped, pair)] = either_world.start("stopped")
     peer = pair.connect()
     stopped.stop()
-    handle = world.target.read(peer, pair.rows([1], [2], [3]))
+    handle = either_world.target.read(peer, pair.rows([1], [2], [3]))
     for _ in range(A_FEW_POLLS):
-        world.target.progress()
+        either_world.target.progress()
     assert handle.state is not ReadState.FAILED
     stopped.resume()
     pair.finish(handle)
@@ -285,3 +312,92 @@ def test_nothing_is_written_to_standard_output() -> None:
     program = "import kvweave.transport.nixl as nixl; nixl.NixlTransport('quiet').close()"
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert output.stdout == b""
+
+
+def test_a_stopped_source_is_read_directly_in_the_end(world: World) -> None:
+    """The clock goes on by a millisecond whenever it is looked at."""
+    ticks = itertools.count()
+    with nixl_target(world, lambda: next(ticks) / 1000) as target:
+        [(stopped, pair)] = world.start("stopped")
+        pair = dataclasses.replace(pair, target=target, progress=target.progress)
+        peer = pair.connect()
+        stopped.stop()
+        handle = target.read(peer, pair.rows(*MANY))
+        while handle.unasked or handle.open:  # messages that it has not taken may hold up even direct reads until then
+            target.progress()
+        stopped.resume()
+        pair.finish(handle)
+        assert handle.state is ReadState.DONE
+        np.testing.assert_array_equal(pair.target_memory, expected_target(pair, *MANY))
+
+
+@contextmanager
+def nixl_target(world: World, clock: Callable[[], float]) -> Iterator[nixl.NixlTransport]:
+    """A staging target over the world's memory, with a clock of its own."""
+    target = nixl.NixlTransport(fresh_name("target"), "always", clock)
+    target.register([region_of(world.target_memory)])
+    yield target
+    target.close()
+
+
+def test_a_source_killed_amid_staged_reads_leaves_nothing_to_be_written_later(world: World) -> None:
+    with nixl_target(world, time.perf_counter) as target:
+        (killed, lost), (_, kept) = world.start("killed", "kept")
+        lost, kept = (dataclasses.replace(pair, target=target, progress=target.progress) for pair in (lost, kept))
+        lost_peer, kept_peer = lost.connect(), kept.connect()
+        handles = [target.read(lost_peer, lost.rows(*MANY)) for _ in range(3)]
+        for _ in range(5):
+            target.progress()
+        killed.kill()
+        lost.finish(*handles)
+        for handle in handles:
+            assert_failed(handle, TransportErrorKind.PEER_LOST)
+        world.target_memory[:] = GUARD
+        assert kept.read(kept_peer, kept.rows([1], [2], [3])).state is ReadState.DONE
+        np.testing.assert_array_equal(world.target_memory, expected_target(kept, [1], [2], [3]))
+
+
+HOSTILE = {
+    "nothing": b"",
+    "noise": bytes(range(256)) * 40,
+    "only a head": b"kvg2" + b"\xff" * 16,
+    "a million runs": b"kvg2" + (0).to_bytes(4, "little") + (10**6).to_bytes(4, "little") + b"\x01" * 8,
+    "memory that is not registered": GatherRequest(7, 64, next(runs_of(np.full(1, 4096, np.uint64), [0]))).encode(),
+    "a megabyte": b"kvg2" + b"\x00" * (1 << 20),
+}
+
+
+@pytest.mark.parametrize("message", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_message_is_counted_and_others_are_served(message: bytes) -> None:
+    with one_process("always") as pair:
+        data = AgentData.decode(pair.agent_data)
+        stranger = nixl_agent.NixlAgent(fresh_name("stranger"))
+        stranger.add(data.name, data.payload)
+        for _ in range(100):
+            stranger.notify(data.name, message)
+            stranger.progress()
+        assert pair.read(pair.connect(), pair.rows([1], [2], [3])).state is ReadState.DONE
+        stranger.close()
+
+
+def test_a_source_that_never_stages_is_read_directly() -> None:
+    source, target = (
+        nixl.NixlTransport(fresh_name("source"), "never"),
+        nixl.NixlTransport(fresh_name("target"), "always"),
+    )
+    memory = random_source()
+    source.register([region_of(memory)])
+    assert AgentData.decode(source.agent_data()).ring is None
+    target.register([region_of(target_memory := np.zeros(MEMORY_BYTES, np.uint8))])
+    pair = TransportPair(
+        target, memory, memory.ctypes.data, target_memory, source.agent_data(),
+        lambda: (source.progress(), target.progress(), None)[-1],
+    )  # fmt: skip
+    assert pair.read(pair.connect(), pair.rows([1], [2], [3])).state is ReadState.DONE
+    target.close()
+    source.close()
+
+
+def test_an_unknown_way_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(ConfigurationError, match="never, auto, always"):
+        nixl.NixlTransport(fresh_name("target"), "sometimes")

@@ -1,7 +1,7 @@
 """Blocks in random order on both sides, in pieces of 4, 16 and 64 KB, beside the incumbent's way.
 
 The incumbent's agents run a progress thread that burns a core each, so they are opened and closed for each round, and
-ours is measured while none is there. Where the transport can gather pieces, each way is measured apart.
+ours is measured while none is there. Each way of the transport is measured apart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvweave.benchmarks.pair import Fetcher, Pair
 from kvweave.benchmarks.raw_nixl import Kind
 from kvweave.benchmarks.report import Bound, Limit, Line, Value
 from kvweave.benchmarks.source import Source
-from kvweave.benchmarks.ways import Way, ways
+from kvweave.benchmarks.ways import USUAL, Way
 
 PIECES = (4 << 10, 16 << 10, 64 << 10)
 LIMITS = {4 << 10: Limit(Bound.AT_LEAST, 5)}
@@ -60,7 +60,7 @@ def _measure(pair: Pair, case: _Case, effort: Effort) -> Seconds:
     tables = scattered(pool, case.blocks, seed=1), scattered(pool, case.blocks, seed=2)
     found: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        fetchers: dict[Way, Fetcher] = {way: stack.enter_context(pair.engine(way)) for way in ways()}
+        fetchers: dict[Way, Fetcher] = {way: stack.enter_context(pair.engine(way)) for way in Way}
         for fetcher in fetchers.values():
             fetcher.read(*tables)
             pair.require_delivered(*tables)
@@ -76,14 +76,13 @@ def _measure(pair: Pair, case: _Case, effort: Effort) -> Seconds:
 
 
 def _lines(case: _Case, seconds: Seconds) -> Iterator[Line]:
-    values = [Value.speed("kvweave", case.nbytes, seconds[Way.AUTO])]
-    values += [Value.speed(way, case.nbytes, seconds[way]) for way in (Way.DIRECT, Way.STAGED) if way in seconds]
+    values = [Value.speed("kvweave", case.nbytes, seconds[USUAL])]
+    values += [Value.speed(f"{way} way", case.nbytes, seconds[way]) for way in Way]
     values.append(Value.speed("NixlConnector's way", case.nbytes, seconds[Kind.INCUMBENT]))
     values.append(Value.speed("that without UCX threads", case.nbytes, seconds[Kind.SINGLE]))
-    ratio = median(seconds[Kind.INCUMBENT]) / median(seconds[Way.AUTO])
+    ratio = median(seconds[Kind.INCUMBENT]) / median(seconds[USUAL])
     yield Line(case.key, case.title, tuple(values), "speed by the incumbent's", ratio, LIMITS.get(case.piece_bytes))
-    if Way.STAGED in seconds:
-        yield from _choice(case, {way: median(seconds[way]) for way in Way})
+    yield from _choice(case, {way: median(seconds[way]) for way in Way})
 
 
 def _choice(case: _Case, took: Mapping[Way, float]) -> Iterator[Line]:

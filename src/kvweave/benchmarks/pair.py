@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from kvweave.benchmarks.memory import GROUP, CacheShape, EngineMemory
 from kvweave.benchmarks.raw_nixl import IncumbentReader, Kind, RawReader, RawSource
 from kvweave.benchmarks.source import Source
-from kvweave.benchmarks.ways import Way, transport_factory
+from kvweave.benchmarks.ways import USUAL, Way, transport_factory
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.runtime import DecodeEngine, Delivered
 
@@ -28,7 +28,7 @@ class Pair:
         self.memory = EngineMemory(shape)
 
     @contextmanager
-    def engine(self, way: Way = Way.AUTO, address: str | None = None) -> Iterator[Fetcher]:
+    def engine(self, way: Way = USUAL, address: str | None = None) -> Iterator[Fetcher]:
         """A decode engine that names its prefill engine as a peer and is connected to it."""
         address = address or self.source.open_engine(way)
         with DecodeEngine(self.memory.layout, transport=transport_factory(way), peers=[address]) as engine:

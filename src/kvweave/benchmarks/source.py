@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from kvweave.benchmarks.memory import GROUP, CacheShape, EngineMemory
-from kvweave.benchmarks.ways import Way, transport_factory
+from kvweave.benchmarks.ways import USUAL, Way, transport_factory
 from kvweave.core.layout import EngineLayout
 from kvweave.errors import KVWeaveError
 from kvweave.runtime.closing import Closing
@@ -127,7 +127,7 @@ class _Host:
 
         layout = self._required().layout
         name = f"bench source {len(self._ranks)} of {os.getpid()}"
-        rank = PrefillWorker(layout.ranks[0], transport_factory(Way.AUTO)(name))
+        rank = PrefillWorker(layout.ranks[0], transport_factory(USUAL)(name))
         self._ranks.append(rank)
         return layout, rank.agent_data
 

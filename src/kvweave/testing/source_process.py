@@ -67,7 +67,7 @@ def _serve(connection: Connection, file: Path, name: str) -> None:
     from kvweave.transport.nixl import NixlTransport
 
     memory = np.memmap(file, np.uint8, mode="r+")
-    transport = NixlTransport(name)
+    transport = NixlTransport(name, "auto")
     transport.register([Region(memory.ctypes.data, memory.nbytes)])
     connection.send_bytes(b"%d %s" % (memory.ctypes.data, transport.agent_data()))
     while not connection.poll(0.0005):

@@ -2,16 +2,18 @@
 
 ::
 
-    magic | name length, region count, probe address (u64 each) | probe | name | region records | payload
+    magic | name length, region count, probe address (u64 each) | probe | ring: address, slots, slot bytes (u64 each) |
+    name | region records | payload
 
 The probe is a few bytes at the probe address that change with every transport: a peer that reads them there knows that
-the connection works and that it reaches the right memory. The payload is the transport's own (NIXL's agent metadata).
+the connection works and that it reaches the right memory. The ring is where the transport gathers pieces for its peers
+(``staging_ring``), all zero when it does not. The payload is the transport's own (NIXL's agent metadata).
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -20,8 +22,19 @@ from kvweave.transport.regions import REGION_RECORD, RegionTable
 
 PROBE_BYTES = 16
 MOST_NAME_BYTES = 255
-_MAGIC = b"kvweave-agent/1\n"
-_HEAD = struct.Struct(f"<{len(_MAGIC)}sQQQ{PROBE_BYTES}s")
+MOST_RING_SLOTS = 256
+MOST_SLOT_BYTES = 64 << 20
+_MAGIC = b"kvweave-agent/2\n"
+_HEAD = struct.Struct(f"<{len(_MAGIC)}sQQQ{PROBE_BYTES}sQQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class RingPlace:
+    """Where a transport's staging ring lies in its memory."""
+
+    address: int
+    num_slots: int
+    slot_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +46,13 @@ class AgentData:
     probe_address: int
     probe: bytes
     payload: bytes
+    ring: RingPlace | None = None
 
     def encode(self) -> bytes:
         """The bytes to hand to a peer."""
         name = self.name.encode()
-        head = _HEAD.pack(_MAGIC, len(name), len(self.regions), self.probe_address, self.probe)
+        ring = (0, 0, 0) if self.ring is None else astuple(self.ring)
+        head = _HEAD.pack(_MAGIC, len(name), len(self.regions), self.probe_address, self.probe, *ring)
         return head + name + self.regions.records.tobytes() + self.payload
 
     @staticmethod
@@ -45,17 +60,31 @@ class AgentData:
         """Agent data from a peer's bytes; raises ``TransportError`` (REJECTED) when they are malformed."""
         if len(data) < _HEAD.size or not data.startswith(_MAGIC):
             raise _malformed(f"{len(data)} bytes starting with {data[:8]!r} are not of this version")
-        _, name_bytes, regions, probe_address, probe = _HEAD.unpack_from(data)
+        _, name_bytes, regions, probe_address, probe, *ring = _HEAD.unpack_from(data)
         names_end = _HEAD.size + name_bytes
         regions_end = names_end + regions * REGION_RECORD.itemsize
         if not 0 < name_bytes <= MOST_NAME_BYTES or regions_end > len(data):
             raise _malformed(f"a name of {name_bytes} bytes and {regions} regions do not fit {len(data)} bytes")
+        place = _checked_ring(RingPlace(*ring))
         records = np.frombuffer(data, REGION_RECORD, count=regions, offset=names_end)
         try:
             name = data[_HEAD.size : names_end].decode()
         except UnicodeDecodeError as error:
             raise _malformed(f"the name is not UTF-8: {error}") from error
-        return AgentData(name, RegionTable(records), probe_address, probe, data[regions_end:])
+        return AgentData(name, RegionTable(records), probe_address, probe, data[regions_end:], place)
+
+
+def _checked_ring(place: RingPlace) -> RingPlace | None:
+    if place == RingPlace(0, 0, 0):
+        return None
+    if not (
+        0 < place.num_slots <= MOST_RING_SLOTS and 0 < place.slot_bytes <= MOST_SLOT_BYTES and place.address < 2**63
+    ):
+        raise _malformed(
+            f"a ring of {place.num_slots} slots of {place.slot_bytes} bytes at {place.address:#x}; at most "
+            f"{MOST_RING_SLOTS} of {MOST_SLOT_BYTES} bytes can be"
+        )
+    return place
 
 
 def _malformed(message: str) -> TransportError:

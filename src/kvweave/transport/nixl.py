@@ -1,4 +1,4 @@
-"""The NIXL transport: real reads over UCX (RDMA, shared memory, TCP). The only home of the package ``nixl``.
+"""The NIXL transport: real reads over UCX (RDMA, shared memory, TCP). Its calls are in ``nixl_agent``.
 
 A read is cut into posts of at most 8 MB or 2,000 rows, because posting *is* the copy on shared memory, in the calling
 thread; each ``progress()`` posts a few of them, of one read after the other, so that nothing waits long behind a big
@@ -27,86 +27,73 @@ One thread at a time may use a transport; it may be created and filled by anothe
 
 from __future__ import annotations
 
-import os
 import secrets
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-# Both log to stdout unless told otherwise, where programs expect our own output.
-os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
-os.environ.setdefault("UCX_LOG_LEVEL", "error")
-os.environ.setdefault("UCX_LOG_FILE", "stderr")
-
-from nixl import _bindings as bindings
-from nixl._api import nixl_agent, nixl_agent_config
-
-from kvweave.errors import LocalProtocolError, TransportError, TransportErrorKind
-from kvweave.transport.agent_data import PROBE_BYTES, AgentData
+from kvweave.errors import ConfigurationError, LocalProtocolError, TransportError, TransportErrorKind
+from kvweave.transport.agent_data import PROBE_BYTES, AgentData, RingPlace
 from kvweave.transport.base import MemoryRegion, ReadHandle, ReadRows, ReadState, failed_read, peer_lost
+from kvweave.transport.landing import Landing
+from kvweave.transport.nixl_agent import NixlAgent
 from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, PiecewiseRead, ProbeRead
+from kvweave.transport.rates import STAGING, Clock, Rates, Trials, copying
 from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
-from kvweave.transport.rows import UInt64Array, single
+from kvweave.transport.staged_source import StagedSource
+from kvweave.transport.staging_ring import StagingRing
 
 MOST_POSTED_PIECES = 2
 MOST_ROUND_BYTES = 4 * MOST_POST_BYTES
 """What one ``progress()`` posts: some milliseconds, as a post of the most rows takes. What else a round of the polling
 thread does takes tenths of one, and must be a small part of a large read."""
+MOST_GATHERS = 8
+"""Slots gathered in one round, with progress in between, for which readers wait."""
+MOST_LOOKS = 20
+"""Looks for messages of readers that were served just now, in one round."""
 PROBE_SLOTS = 4_096
-
-_KINDS: dict[type[Exception], TransportErrorKind] = {
-    bindings.nixlRemoteDisconnectError: TransportErrorKind.PEER_LOST,
-    bindings.nixlNotFoundError: TransportErrorKind.PEER_LOST,
-    bindings.nixlCancelledError: TransportErrorKind.CANCELLED,
-    bindings.nixlInvalidParamError: TransportErrorKind.REJECTED,
-    bindings.nixlMismatchError: TransportErrorKind.REJECTED,
-    bindings.nixlNotAllowedError: TransportErrorKind.REJECTED,
-    bindings.nixlNotSupportedError: TransportErrorKind.REJECTED,
-    bindings.nixlBackendError: TransportErrorKind.UNAVAILABLE,
-    bindings.nixlNotPostedError: TransportErrorKind.UNAVAILABLE,
-    bindings.nixlRepostActiveError: TransportErrorKind.UNAVAILABLE,
-    bindings.nixlUnknownError: TransportErrorKind.UNAVAILABLE,
-}
-
-
-@contextmanager
-def _foreign_errors(doing: str) -> Iterator[None]:
-    """The one place where NIXL's errors become ours."""
-    try:
-        yield
-    except tuple(_KINDS) as error:
-        raise TransportError(_KINDS[type(error)], f"nixl: {doing}: {error}") from error
 
 
 @dataclass(slots=True)
 class _Peer:
     data: bytes
     regions: RegionTable
+    ring: RingPlace | None = None
     proven: bool = False
+    staged: StagedSource | None = None
+    rates: Rates | None = None
 
 
 class NixlTransport:
-    """A ``Transport`` over NIXL. ``name`` must be unique among all engines, and new with every restart."""
+    """A ``Transport`` over NIXL. ``name`` must be unique among all engines, and new with every restart.
 
-    def __init__(self, name: str) -> None:
+    ``staging`` says which reads the source gathers: what the cost model says (``auto``), ``always``, or ``never``;
+    raises ``ConfigurationError`` for anything else. ``clock`` measures durations.
+    """
+
+    def __init__(self, name: str, staging: str = "never", clock: Clock = time.perf_counter) -> None:
+        if staging not in STAGING:
+            raise ConfigurationError(f"staging: {staging!r} is not known; choose one of {', '.join(STAGING)}")
         self.name = name
+        self._staging = staging
+        self._clock = clock
         self._regions = RegionTable()
-        self._registrations: list[Any] = []
         self._peers: dict[str, _Peer] = {}
-        self._leaving: set[str] = set()
+        self._leaving: dict[str, _Peer] = {}
         self._reads: deque[PiecewiseRead] = deque()
         self._connections = 0
         self._closed = False
+        self._ring: StagingRing | None = None
+        self._landing: Landing | None = None
         self._probe = np.frombuffer(bytearray(secrets.token_bytes(PROBE_BYTES)), np.uint8)
         self._landings = np.zeros((PROBE_SLOTS, PROBE_BYTES), np.uint8)
-        with _foreign_errors("creating the agent"):
-            self._agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        self._agent = NixlAgent(name)
         for own in (self._probe, self._landings):
-            self._register_rows("DRAM", _triples(single(own.ctypes.data), single(own.nbytes), 0))
+            self._agent.register_own(own)
 
     def register(self, regions: Sequence[MemoryRegion]) -> None:
         """See ``Transport``."""
@@ -116,15 +103,19 @@ class NixlTransport:
         for kind, memory in enumerate(MEMORY_KINDS):
             chosen = added[added["memory"] == kind]
             if len(chosen):
-                self._register_rows(memory, _triples(chosen["address"], chosen["nbytes"], chosen["device"]))
+                self._agent.register(memory, chosen["address"], chosen["nbytes"], chosen["device"])
         self._regions = table
 
     def agent_data(self) -> bytes:
-        """See ``Transport``."""
+        """See ``Transport``. From now on there is a staging ring, unless it is never to be used."""
         self._require_open()
-        with _foreign_errors("describing the agent"):
-            payload = self._agent.get_agent_metadata()
-        return AgentData(self.name, self._regions, self._probe.ctypes.data, self._probe.tobytes(), payload).encode()
+        if self._ring is None and self._staging != "never":
+            self._ring = StagingRing()
+            self._agent.register_own(self._ring.memory)
+        return AgentData(
+            self.name, self._regions, self._probe.ctypes.data, self._probe.tobytes(), self._agent.describe(),
+            self._ring.place if self._ring else None,
+        ).encode()  # fmt: skip
 
     def connect(self, agent_data: bytes) -> ReadHandle:
         """See ``Transport``."""
@@ -139,18 +130,29 @@ class NixlTransport:
             error = self._add_agent(data)
             if error is not None:
                 return failed_read(data.name, error)
-            self._peers[data.name] = _Peer(agent_data, data.regions)
+            known = self._peers[data.name] = _Peer(agent_data, data.regions)
+            if data.ring is not None and self._staging != "never":
+                known.staged = self._staged_source(data.name, data.ring)
         landing = self._landings[self._connections % PROBE_SLOTS]
         self._connections += 1
         landing[:] = 0
-        return self._start(ProbeRead(data.name, data.probe_address, landing, data.probe))
+        probe = ProbeRead(data.name, data.probe_address, landing, data.probe)
+        if known.staged is not None and known.rates is None and self._staging == "auto":
+            probe.trials = Trials(data.regions, known.staged.place, self._own_landing().for_trials)
+        return self._start(probe)
 
     def read(self, peer: str, rows: ReadRows) -> ReadHandle:
         """See ``Transport``. Only checks and cuts the rows: bytes move in ``progress``."""
         self._require_open()
         source = self._peers.get(peer)
-        error = outside_error(rows, source.regions, self._regions) if source else peer_lost(peer)
-        return failed_read(peer, error) if error else self._start(PiecewiseRead(peer, rows))
+        if source is None:
+            return failed_read(peer, peer_lost(peer))
+        error = outside_error(rows, source.regions, self._regions)
+        if error is not None:
+            return failed_read(peer, error)
+        if source.staged is None or not self._prefers_staged(source, rows):
+            return self._start(PiecewiseRead(peer, rows))
+        return self._start(source.staged.begin(rows))
 
     def cancel(self, handle: ReadHandle) -> None:
         """See ``Transport``."""
@@ -160,14 +162,31 @@ class NixlTransport:
         """See ``Transport``. Takes about as long as copying ``MOST_ROUND_BYTES``."""
         if self._closed:
             return 0
-        with _foreign_errors("making progress"):
-            self._agent.get_new_notifs()
+        self._serve()
         for read in tuple(self._reads):
             self._collect(read)
+        for peer in tuple(self._peers.values()):
+            if peer.proven and peer.staged is not None and peer.staged.busy:
+                peer.staged.advance(self._clock())
         self._post_next()
         self._reads = deque(read for read in self._reads if not read.state.terminal)
         self._let_go()
         return len(self._reads)
+
+    def _serve(self) -> None:
+        """Makes progress, gathers for readers, and while they are at it looks a few times more for their messages."""
+        gathers, looks = 0, 0
+        while gathers < MOST_GATHERS and looks < MOST_LOOKS:
+            messages = self._agent.progress()
+            if self._ring is None:
+                return
+            now = self._clock()
+            if self._ring.serve(messages, self._regions, now):
+                gathers += 1
+            elif self._ring.attended(now):
+                looks += 1
+            else:
+                return
 
     def disconnect(self, peer: str) -> None:
         """See ``Transport``."""
@@ -185,47 +204,57 @@ class NixlTransport:
             if not read.state.terminal:
                 read.fail(error)
             for piece in read.posted:
-                self._release(piece)
+                self._agent.release(piece)
         self._reads.clear()
-        for peer in (*self._peers, *self._leaving):
-            self._remove_agent(peer)
+        for name, peer in (self._peers | self._leaving).items():
+            if peer.staged is not None:
+                peer.staged.end()
+            self._agent.remove(name)
         self._peers.clear()
         self._leaving.clear()
-        for registration in self._registrations:
-            with suppress(TransportError), _foreign_errors("deregistering memory"):
-                self._agent.deregister_memory(registration)
-        self._registrations.clear()
-        del self._agent
+        self._agent.close()
 
     def _require_open(self) -> None:
         if self._closed:
             raise LocalProtocolError(f"transport {self.name}: it is closed; make a new one")
 
-    def _register_rows(self, memory: str, triples: UInt64Array) -> None:
-        with _foreign_errors(f"registering {len(triples)} regions of {memory}"):
-            self._registrations.append(self._agent.register_memory(triples, memory))
+    def _prefers_staged(self, source: _Peer, rows: ReadRows) -> bool:
+        places = (rows.source_memory, rows.source_device, rows.target_memory, rows.target_device)
+        if len(rows) == 0 or places != ("DRAM", 0, "DRAM", 0):
+            return False
+        if self._staging == "always":
+            return True
+        usable = source.staged is not None and source.staged.usable(self._clock())
+        return usable and source.rates is not None and source.rates.prefers_staged(rows)
+
+    def _own_landing(self) -> Landing:
+        if self._landing is None:
+            self._landing = Landing()
+            self._agent.register_own(self._landing.memory)
+        return self._landing
+
+    def _staged_source(self, peer: str, place: RingPlace) -> StagedSource | None:
+        """The peer's ring, where there is room to read its status."""
+        landing = self._own_landing()
+        if not landing.free_status:
+            return None
+        return StagedSource(peer, place, landing, self._agent, self._drop_peer)
 
     def _add_agent(self, data: AgentData) -> TransportError | None:
         """Makes the peer known to NIXL; the error when the peer is dead. Raises when its data is at fault."""
         try:
-            with _foreign_errors(f"adding peer {data.name}"):
-                name = self._agent.add_remote_agent(data.payload).decode()
+            name = self._agent.add(data.name, data.payload)
         except TransportError as error:
             if error.kind is TransportErrorKind.REJECTED:
                 raise
             return TransportError(TransportErrorKind.PEER_LOST, f"peer {data.name}: it cannot be reached: {error}")
         if name != data.name:
-            self._remove_agent(name)
+            self._agent.remove(name)
             raise TransportError(
                 TransportErrorKind.REJECTED,
                 f"agent data: it names {data.name!r} and NIXL's part {name!r}; they must agree",
             )
         return None
-
-    def _remove_agent(self, peer: str) -> None:
-        """Forgets a peer; NIXL may have forgotten it already, when it found it dead."""
-        with suppress(TransportError), _foreign_errors(f"removing peer {peer}"):
-            self._agent.remove_remote_agent(peer)
 
     def _start(self, read: PiecewiseRead) -> ReadHandle:
         read.end_if_over()
@@ -238,7 +267,7 @@ class NixlTransport:
         still_posted = []
         for piece in read.posted:
             if self._is_over(read, piece):
-                self._release(piece)
+                self._agent.release(piece)
             else:
                 still_posted.append(piece)
         read.posted = still_posted
@@ -249,27 +278,24 @@ class NixlTransport:
     def _is_over(self, read: PiecewiseRead, piece: Any) -> bool:
         """Whether the piece has ended; dooms its read when it ended badly."""
         try:
-            with _foreign_errors(f"reading from {read.peer}"):
-                state = self._agent.check_xfer_state(piece)
+            return self._agent.is_over(piece)
         except TransportError as error:
             self._met(read, error)
             return True
-        if state == "ERR":
-            self._met(
-                read, TransportError(TransportErrorKind.UNAVAILABLE, f"nixl: reading from {read.peer}: it failed")
-            )
-        return bool(state != "PROC")
 
     def _judge(self, probe: ProbeRead) -> None:
-        """Lets the peer's other reads begin, or dooms them all, by what the probe brought."""
+        """Lets the peer's other reads begin, or dooms them all, by what the probe brought; then measures the peer."""
         peer = self._peers.get(probe.peer)
         if probe.state is not ReadState.IN_PROGRESS or peer is None:
             return
-        error = probe.wrong_bytes()
-        if error is None:
-            peer.proven = True
-        else:
+        error = None if probe.proven else probe.wrong_bytes()
+        if error is not None:
             self._drop_peer(probe.peer, error)
+            return
+        peer.proven = probe.proven = True
+        probe.next_trial(self._clock())
+        if probe.trials is not None and not probe.waiting and peer.staged is not None:
+            peer.rates = Rates.of(probe.trials.cost(), *copying(self._clock), peer.staged.slot_bytes)
 
     def _post_next(self) -> None:
         """Posts a piece of one read after the other that may post, as far as all together are no more than a round
@@ -285,7 +311,6 @@ class NixlTransport:
                 if num_rows > len(rows) and (nbytes > MOST_ROUND_BYTES or num_rows > MOST_POST_ROWS):
                     return
                 self._post(read, read.waiting.popleft())
-                self._collect(read)
                 passed = 0
             self._reads.rotate(-1)
 
@@ -294,21 +319,19 @@ class NixlTransport:
             return False
         return isinstance(read, ProbeRead) or self._peers[read.peer].proven
 
-    def _post(self, read: PiecewiseRead, rows: ReadRows) -> None:
-        target = _triples(rows.target_address, rows.nbytes, rows.target_device)
-        source = _triples(rows.source_address, rows.nbytes, rows.source_device)
+    def _post(self, read: PiecewiseRead, rows: ReadRows) -> Any:
+        """Posts a piece, and collects it when it ended at once; the piece, or None when it could not be posted."""
+        if isinstance(read, ProbeRead):
+            read.posted_at = self._clock()
         try:
-            with _foreign_errors(f"reading from {read.peer}"):
-                piece = self._agent.initialize_xfer(
-                    "READ",
-                    self._agent.get_xfer_descs(target, rows.target_memory),
-                    self._agent.get_xfer_descs(source, rows.source_memory),
-                    read.peer,
-                )
-                read.posted.append(piece)
-                self._agent.transfer(piece)
+            piece = self._agent.prepare(read.peer, rows)
+            read.posted.append(piece)
+            self._agent.start(piece)
         except TransportError as error:
             self._met(read, error)
+            return None
+        self._collect(read)
+        return piece
 
     def _met(self, read: PiecewiseRead, error: TransportError) -> None:
         """Dooms a read that met an error, and with a lost peer all its reads."""
@@ -317,26 +340,23 @@ class NixlTransport:
         read.cancel(error)
 
     def _drop_peer(self, peer: str, error: TransportError) -> None:
-        if self._peers.pop(peer, None) is not None:
-            self._leaving.add(peer)
+        known = self._peers.pop(peer, None)
+        if known is not None:
+            self._leaving[peer] = known
+            if known.staged is not None:
+                known.staged.leave()
         for read in self._reads:
             if read.peer == peer:
                 read.cancel(error)
 
     def _let_go(self) -> None:
         """Removes the peers that are leaving and of which nothing is under way any more."""
-        for peer in tuple(self._leaving):
-            if not any(read.posted for read in self._reads if read.peer == peer):
-                self._leaving.discard(peer)
-                self._remove_agent(peer)
-
-    def _release(self, piece: Any) -> None:
-        with suppress(TransportError), _foreign_errors("releasing a read"):
-            self._agent.release_xfer_handle(piece)
-
-
-def _triples(address: UInt64Array, nbytes: UInt64Array, device: int | UInt64Array) -> UInt64Array:
-    """NIXL's form of descriptors: a row of address, length and device each."""
-    triples = np.empty((len(address), 3), np.uint64)
-    triples[:, 0], triples[:, 1], triples[:, 2] = address, nbytes, device
-    return triples
+        for name, peer in tuple(self._leaving.items()):
+            if any(read.posted for read in self._reads if read.peer == name):
+                continue
+            if peer.staged is not None:
+                if not peer.staged.settled():
+                    continue
+                peer.staged.end()
+            del self._leaving[name]
+            self._agent.remove(name)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.agent_data import PROBE_BYTES
 from kvweave.transport.base import ReadHandle, ReadRows
+from kvweave.transport.rates import Trials
 from kvweave.transport.rows import single, split_into_posts
 
 MOST_POST_BYTES = 8 << 20
@@ -44,14 +45,31 @@ class PiecewiseRead(ReadHandle):
 
 
 class ProbeRead(PiecewiseRead):
-    """The read that warms a connection and proves that it reaches the right memory."""
+    """The read that warms a connection and proves that it reaches the right memory, and then measures it, if it has
+    trials to post.
+    """
 
-    __slots__ = ("expected", "landing")
+    __slots__ = ("_trial", "expected", "landing", "posted_at", "proven", "trials")
 
     def __init__(self, peer: str, address: int, landing: npt.NDArray[np.uint8], expected: bytes) -> None:
         super().__init__(peer, ReadRows(single(address), single(landing.ctypes.data), single(PROBE_BYTES)))
         self.landing = landing
         self.expected = expected
+        self.proven = False
+        self.trials: Trials | None = None
+        self.posted_at = 0.0
+        self._trial: int | None = None
+
+    def next_trial(self, now: float) -> None:
+        """Notes how long the last trial took, and has the next one posted."""
+        if self.trials is None:
+            return
+        if self._trial is not None:
+            self.trials.note(self._trial, now - self.posted_at)
+            self._trial = None
+        if self.trials.waiting:
+            self._trial, rows = self.trials.waiting.popleft()
+            self.waiting.append(rows)
 
     def wrong_bytes(self) -> TransportError | None:
         """The error when other bytes than the peer's probe came through."""

@@ -16,8 +16,8 @@ from tests.e2e.vllm.stall_file import STALL_FILE, held_file
 class StallingTransport(NixlTransport):
     """NIXL, but for what the file says."""
 
-    def __init__(self, file: Path, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, file: Path, name: str, staging: str = "auto") -> None:
+        super().__init__(name, staging)
         self._file = file
         self._held: dict[ReadHandle, ReadRows] = {}
         self._let_go_of: dict[ReadHandle, ReadHandle] = {}

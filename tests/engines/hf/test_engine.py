@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,13 +44,13 @@ NEW_TOKENS = 8
 Factory = Callable[[str], Any]
 
 
-@pytest.fixture(params=["memory", "nixl"])
+@pytest.fixture(params=["memory", "nixl", "nixl, staged"])
 def transport(request: pytest.FixtureRequest) -> Factory:
     """Makes a rank's transport; all of one test can reach one another."""
     if request.param == "memory":
         return MemoryNetwork().join
     made: Factory = pytest.importorskip("kvweave.transport.nixl", exc_type=ImportError).NixlTransport
-    return made
+    return partial(made, staging="always" if "staged" in request.param else "never")
 
 
 @contextmanager

@@ -32,16 +32,18 @@ def test_nothing_need_be_set() -> None:
     settings = read_settings(config())
     assert (settings.bind, settings.peers, settings.lease_seconds) == ("127.0.0.1:0", (), 30.0)
     assert (settings.advertise, settings.fingerprint, settings.recompute_threshold) == (None, None, 0)
+    assert settings.staging == "never"
 
 
 def test_everything_can_be_set() -> None:
     stated = {
         "host": "::1", "port": 5600, "advertise": "node7", "peers": ["10.0.0.0/8"], "kv_lease_duration": 5,
-        "kv_recompute_threshold": 64, "fingerprint": "",
+        "kv_recompute_threshold": 64, "fingerprint": "", "staging": "never",
     }  # fmt: skip
     settings = read_settings(config(**stated))
     assert (settings.bind, settings.advertise, settings.peers) == ("[::1]:5600", "node7", ("10.0.0.0/8",))
     assert (settings.lease_seconds, settings.recompute_threshold, settings.fingerprint) == (5.0, 64, "")
+    assert settings.staging == "never"
 
 
 def test_data_parallel_ranks_listen_side_by_side() -> None:
@@ -54,6 +56,7 @@ def test_data_parallel_ranks_listen_side_by_side() -> None:
     [
         ("host", 5), ("port", "x"), ("port", -1), ("port", True), ("peers", "10.0.0.7"), ("peers", [1]),
         ("kv_lease_duration", 0), ("kv_lease_duration", "long"), ("kv_recompute_threshold", 1.5), ("fingerprint", 7),
+        ("staging", "sometimes"), ("staging", True), ("staging", None),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_named(key: str, value: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from vllm.config import get_current_vllm_config_or_none
@@ -50,15 +51,19 @@ class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._scheduler = SchedulerRole(vllm_config, kv_cache_config, settings)
         else:
             self._worker = WorkerRole(
-                vllm_config, kv_cache_config, settings, self.make_transport, has_neighbours(engine)
+                vllm_config,
+                kv_cache_config,
+                settings,
+                partial(self.make_transport, staging=settings.staging),
+                has_neighbours(engine),
             )
 
     @staticmethod
-    def make_transport(name: str) -> Transport:
-        """One rank's transport: a worker has one of its own."""
+    def make_transport(name: str, staging: str = "never") -> Transport:
+        """One rank's transport: a worker has one of its own. See ``NixlTransport``."""
         from kvweave.transport.nixl import NixlTransport
 
-        return NixlTransport(name)
+        return NixlTransport(name, staging)
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:

@@ -16,6 +16,8 @@ In ``kv_connector_extra_config``:
 ``allowed_keys``            the other side's public keys: a folder of ``.key`` files, or a list of keys
 ``kv_lease_duration``       seconds for which finished blocks stay, from the last sign of life on (30)
 ``kv_recompute_threshold``  a prompt of fewer missing tokens than this is computed, not fetched (0)
+``staging``                 whether small pieces are gathered by the prefill side: ``never`` (the default), ``always``,
+                            ``auto`` (by what either way costs)
 ``fingerprint``             what both sides' weights are called; a sample of the checkpoint unless set, "" says nothing
 ==========================  ==========================================================================================
 """
@@ -29,6 +31,7 @@ from typing import Any
 
 from kvweave.errors import ConfigurationError
 from kvweave.runtime import CurveKeys
+from kvweave.transport.rates import STAGING
 
 PREFILL, DECODE = "prefill", "decode"
 
@@ -36,7 +39,7 @@ _ROLES = {"kv_producer": (PREFILL,), "kv_consumer": (DECODE,), "kv_both": (PREFI
 _EVERY_ADDRESS = ("0.0.0.0", "::", "*")
 _KEYS = (
     "host", "port", "advertise", "peers", "keys", "allowed_keys", "kv_lease_duration", "kv_recompute_threshold",
-    "fingerprint",
+    "fingerprint", "staging",
 )  # fmt: skip
 
 logger = logging.getLogger("kvweave")
@@ -56,6 +59,7 @@ class Settings:
     lease_seconds: float = 30.0
     recompute_threshold: int = 0
     fingerprint: str | None = None
+    staging: str = "never"
 
     @property
     def bind(self) -> str:
@@ -88,6 +92,7 @@ def read_settings(vllm_config: Any) -> Settings:
         port + parallel.data_parallel_index if port else 0, advertise,
         _texts(extra, "peers", '["10.0.0.7"]'), _keys(extra), _seconds(extra, "kv_lease_duration", 30.0),
         _whole(extra, "kv_recompute_threshold", 0), _text(extra, "fingerprint", None),
+        _choice(extra, "staging", STAGING),
     )  # fmt: skip
 
 
@@ -95,6 +100,14 @@ def _text(extra: Mapping[str, Any], key: str, default: Any) -> Any:
     value = extra.get(key, default)
     if value is not None and not isinstance(value, str):
         raise ConfigurationError(f"kv_connector_extra_config.{key}: {value!r} is not a text")
+    return value
+
+
+def _choice(extra: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str:
+    """One of a few words, the first unless it is set."""
+    value: str = extra.get(key, choices[0])
+    if value not in choices:
+        raise ConfigurationError(f"kv_connector_extra_config.{key}: {value!r} is none of {', '.join(choices)}")
     return value
 
 

@@ -1,0 +1,169 @@
+"""The source's part of staged reads: gathers what readers ask for into slots that they read at once.
+
+::
+
+    ring   status page                                  slot 0   slot 1 ...
+           [ticket of slot 0, of slot 1 ... | refused]  [bytes]  [bytes]
+
+A slot's ticket is written when its bytes are there, and taken away before it is filled anew. So a reader that finds
+its ticket both before and after it has read the slot has the right bytes, whatever else happens here: a ticket is used
+once.
+All else is for liveness. Readers wait in a queue each and are served in turn; one may hold half of the slots; a slot
+that nobody gave back is taken when it is needed and has been ready for ``RECLAIM_SECONDS``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvweave.errors import RemoteProtocolError
+from kvweave.transport.agent_data import RingPlace
+from kvweave.transport.gather_request import GatherRequest
+from kvweave.transport.landing import NUM_REFUSED, SLOT_BYTES, large_pages
+from kvweave.transport.pieces import ByteArray
+from kvweave.transport.regions import RegionTable
+from kvweave.transport.rows import UInt64Array
+
+NUM_SLOTS = 16
+STATUS_BYTES = 4_096
+RECLAIM_SECONDS = 1.0
+ATTENDED_SECONDS = 0.002
+"""As long as a reader is busy with half of what it may hold."""
+MOST_WAITING = 16
+MOST_READERS = 256
+MOST_MESSAGES = 64
+"""Messages of one reader that are read in one round; it never sends as many."""
+MOST_QUEUED = 256
+"""Requests that wait, of all readers; each has 64 KB at most."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    number: int
+    ticket: int = 0
+    reader: str = ""
+    ready_at: float = 0.0
+
+
+@dataclass(slots=True)
+class _Reader:
+    waiting: deque[GatherRequest] = field(default_factory=deque)
+    held: int = 0
+
+
+class StagingRing:
+    """Slots and who has them. ``counts`` says what became of messages: gathered, refused, malformed, reclaimed."""
+
+    def __init__(self, num_slots: int = NUM_SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
+        self.memory: ByteArray = large_pages(STATUS_BYTES + num_slots * slot_bytes)
+        self.place = RingPlace(self.memory.ctypes.data, num_slots, slot_bytes)
+        self.counts: Counter[str] = Counter()
+        self._tickets: UInt64Array = self.memory[: 8 * num_slots].view(np.uint64)
+        self._refused: UInt64Array = self.memory[8 * num_slots : 8 * (num_slots + NUM_REFUSED)].view(np.uint64)
+        self._slots = [_Slot(number) for number in range(num_slots)]
+        self._free = list(self._slots)
+        self._held: dict[int, _Slot] = {}
+        self._readers: dict[str, _Reader] = {}
+        self._served_at = -ATTENDED_SECONDS
+
+    def serve(self, messages: Mapping[str, Sequence[bytes]], regions: RegionTable, now: float) -> bool:
+        """Takes readers' messages, by reader, and gathers once, for the next that waits and may have a slot.
+
+        What is malformed is counted, what cannot be served is refused. Returns whether there was anything to do.
+        """
+        for name, sent in messages.items():
+            for message in sent[:MOST_MESSAGES]:
+                self._take(name, message)
+            self.counts["unread"] += len(sent[MOST_MESSAGES:])
+        served = any(self._serve(name, regions, now) for name in tuple(self._readers))
+        for name in [name for name, reader in self._readers.items() if not reader.waiting and not reader.held]:
+            del self._readers[name]
+        return served
+
+    def attended(self, now: float) -> bool:
+        """Whether a reader was served just now, and will soon say something again."""
+        return now - self._served_at < ATTENDED_SECONDS
+
+    def _take(self, name: str, message: bytes) -> None:
+        ticket = 0
+        try:
+            request = GatherRequest.decode(message)
+            for given_back in request.given_back:
+                self._give_back(name, given_back)
+            ticket = request.ticket
+            if ticket:
+                self._queue(name, request)
+        except RemoteProtocolError:
+            self._refuse(ticket)
+
+    def _queue(self, name: str, wanted: GatherRequest) -> None:
+        if name not in self._readers and len(self._readers) >= MOST_READERS:
+            raise RemoteProtocolError(f"gather request: more than {MOST_READERS} readers")
+        if sum(len(reader.waiting) for reader in self._readers.values()) >= MOST_QUEUED:
+            raise RemoteProtocolError(f"gather request: {MOST_QUEUED} of all readers wait")
+        reader = self._readers.setdefault(name, _Reader())
+        waiting = {request.ticket for request in reader.waiting}
+        if len(waiting) >= MOST_WAITING or wanted.ticket in waiting or wanted.ticket in self._held:
+            raise RemoteProtocolError(f"gather request: {len(waiting)} of this reader wait, or the ticket is known")
+        reader.waiting.append(wanted)
+
+    def _refuse(self, ticket: int) -> None:
+        self.counts["refused" if ticket else "malformed"] += 1
+        if ticket and ticket not in self._held:
+            self._refused[self.counts["refused"] % NUM_REFUSED] = ticket
+
+    def _give_back(self, name: str, ticket: int) -> None:
+        """The reader needs the ticket no more, whether it was served or still waits."""
+        reader = self._readers.get(name)
+        slot = self._held.get(ticket)
+        if slot is not None and slot.reader == name:
+            self._empty(slot)
+        elif reader is not None:
+            reader.waiting = deque(gather for gather in reader.waiting if gather.ticket != ticket)
+
+    def _serve(self, name: str, regions: RegionTable, now: float) -> bool:
+        """Gathers for the reader once, when it waits and there is a slot for it; then it is the others' turn."""
+        reader = self._readers[name]
+        slot = self._slot_for(name, reader, now) if reader.waiting else None
+        if slot is None:
+            return False
+        self._readers[name] = self._readers.pop(name)
+        wanted = reader.waiting.popleft()
+        start = STATUS_BYTES + slot.number * self.place.slot_bytes
+        try:
+            pieces = wanted.pieces(regions, self.place.slot_bytes)
+        except RemoteProtocolError:
+            self._free.append(slot)
+            self._refuse(wanted.ticket)
+            return True
+        pieces.gather(self.memory[start : start + self.place.slot_bytes])
+        slot.ticket, slot.reader, slot.ready_at = wanted.ticket, name, now
+        self._held[wanted.ticket] = slot
+        reader.held += 1
+        self._tickets[slot.number] = wanted.ticket
+        self._served_at = now
+        self.counts["gathered"] += 1
+        return True
+
+    def _slot_for(self, name: str, reader: _Reader, now: float) -> _Slot | None:
+        within = reader.held < max(1, len(self._slots) // 2)
+        if not within or not self._free:
+            stale = (slot for slot in self._held.values() if now - slot.ready_at > RECLAIM_SECONDS)
+            oldest = next((slot for slot in stale if within or slot.reader == name), None)
+            if oldest is None:
+                return None
+            self.counts["reclaimed"] += 1
+            self._empty(oldest)
+        return self._free.pop()
+
+    def _empty(self, slot: _Slot) -> None:
+        self._tickets[slot.number] = 0
+        del self._held[slot.ticket]
+        if slot.reader in self._readers:
+            self._readers[slot.reader].held -= 1
+        slot.ticket = 0
+        self._free.append(slot)

@@ -1,0 +1,34 @@
+"""The figures of staged reads, and a short run of a few pieces over NIXL."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("kvweave.transport.nixl", exc_type=ImportError)
+from bench.staging import LAYER_BYTES, LAYERS, Figures, Places, all_places, document, measure
+
+
+def test_ratios_are_of_the_same_run() -> None:
+    figures = Figures("4 KB", 100, 10, 1.0, 4.0, 3.0)
+    assert (figures.gain, figures.choice) == (4.0, 0.75)
+    described = document([figures])["figures"][0]
+    assert (described["gain"], described["choice"], described["pieces"]) == (4.0, 0.75, "4 KB")
+
+
+@pytest.mark.parametrize("places", list(all_places()), ids=lambda places: places.name)
+def test_pieces_lie_inside_the_memory_and_targets_apart(places: Places) -> None:
+    for side in (places.source, places.target):
+        assert (side + places.nbytes).max() <= LAYERS * LAYER_BYTES
+    order = np.argsort(places.target)
+    ends = (places.target + places.nbytes)[order]
+    assert (ends[:-1] <= places.target[order][1:]).all()
+
+
+def test_a_short_run_reads_every_way() -> None:
+    places = Places(
+        "few", *(np.arange(300, dtype=np.uint64) * np.uint64(8192) for _ in range(2)), np.full(300, 4096, np.uint64)
+    )
+    [found] = measure(1, [places])
+    assert min(found.direct, found.staged, found.auto) > 0
+    assert (found.rows, found.nbytes) == (300, 300 * 4096)

@@ -1,0 +1,104 @@
+"""Costs come out of trials as they went in, and the cheaper way is chosen."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from kvweave.core.layout import Region
+from kvweave.transport.agent_data import RingPlace
+from kvweave.transport.rates import (
+    LEAST_BYTE_SECONDS,
+    MOST_BYTE_SECONDS,
+    MOST_PIECE_SECONDS,
+    MOST_START_SECONDS,
+    Cost,
+    Rates,
+    Trials,
+    copying,
+)
+from kvweave.transport.regions import RegionTable
+from kvweave.transport.rows import ReadRows
+from kvweave.transport.staging_ring import STATUS_BYTES
+
+REGIONS = RegionTable().with_regions([Region(1 << 50, 64 << 20)])
+DIRECT = Cost(20e-6, 3e-6, 0.1e-9)
+COPY = Cost(0.0, 0.05e-6, 0.1e-9)
+RATES = Rates.of(DIRECT, COPY, COPY, 1 << 20)
+
+
+def rows(size: int, total: int = 64 << 20) -> ReadRows:
+    address = np.arange(total // size, dtype=np.uint64) * np.uint64(size)
+    return ReadRows(address, address, np.full(len(address), size, np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("size", "staged"),
+    [(256, True), (4 << 10, True), (16 << 10, True), (64 << 10, False), (256 << 10, False), (64 << 20, False)],
+    ids="{}".format,
+)
+def test_small_pieces_are_staged_and_large_ones_are_not(size: int, staged: bool) -> None:
+    assert RATES.prefers_staged(rows(size)) is staged
+
+
+def test_a_few_small_pieces_are_not_worth_asking_for() -> None:
+    assert not RATES.prefers_staged(rows(256, 100 * 256))
+
+
+def test_trials_find_the_costs_that_they_were_made_with() -> None:
+    landing = np.zeros(1 << 20, np.uint8)
+    trials = Trials(REGIONS, RingPlace(1 << 30, 16, 1 << 20), landing)
+    while trials.waiting:
+        number, tried = trials.waiting.popleft()
+        trials.note(number, DIRECT.seconds(len(tried) if number == 1 else 0, tried.total_bytes))
+    found = trials.cost()
+    assert (found.start, found.byte) == pytest.approx((DIRECT.start, DIRECT.byte), rel=1e-3)
+    assert found.piece == pytest.approx(DIRECT.piece, rel=0.02)
+
+
+def bounds_of(trials: Trials, landing: np.ndarray) -> tuple[int, int]:
+    """Where the trials read; they land in the landing."""
+    for _, tried in trials.waiting:
+        assert tried.target_address.min() >= landing.ctypes.data
+        assert (tried.target_address + tried.nbytes).max() <= landing.ctypes.data + landing.nbytes
+    starts, ends = zip(
+        *((tried.source_address.min(), (tried.source_address + tried.nbytes).max()) for _, tried in trials.waiting),
+        strict=True,
+    )
+    return int(min(starts)), int(max(ends))
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, (1 << 20) + 7, 1 << 40], ids="{} bytes".format)
+def test_trials_read_the_largest_region_of_main_memory(nbytes: int) -> None:
+    regions = RegionTable().with_regions(
+        [Region(1 << 50, nbytes), Region(1 << 20, 1 << 20), Region(1 << 55, 1 << 45, "VRAM")]
+    )
+    landing = np.zeros(1 << 20, np.uint8)
+    start, end = bounds_of(Trials(regions, RingPlace(1 << 30, 16, 1 << 20), landing), landing)
+    assert start >= 1 << 50 and end <= (1 << 50) + nbytes
+
+
+@pytest.mark.parametrize("slot_bytes", [1, 4096, 1 << 20, 64 << 20], ids="slots of {} bytes".format)
+def test_trials_of_small_regions_stay_inside_the_ring(slot_bytes: int) -> None:
+    regions = RegionTable().with_regions([Region(1 << 50, 100), Region(1 << 55, 1 << 45, "VRAM")])
+    landing = np.zeros(1 << 20, np.uint8)
+    place = RingPlace(1 << 30, 16, slot_bytes)
+    start, end = bounds_of(Trials(regions, place, landing), landing)
+    assert start >= place.address + STATUS_BYTES and end <= place.address + STATUS_BYTES + 16 * slot_bytes
+
+
+@pytest.mark.parametrize("seconds", [0.0, 30.0], ids=["a clock that stands still", "a machine that is busy"])
+def test_measured_costs_are_bounded(seconds: float) -> None:
+    trials = Trials(REGIONS, RingPlace(1 << 30, 16, 1 << 20), np.zeros(1 << 20, np.uint8))
+    for number, factor in ((0, 1), (1, 2), (2, 3)):
+        trials.note(number, factor * seconds)
+    found = trials.cost()
+    assert found.start <= MOST_START_SECONDS and found.piece <= MOST_PIECE_SECONDS
+    assert LEAST_BYTE_SECONDS <= found.byte <= MOST_BYTE_SECONDS
+
+
+def test_copying_costs_something() -> None:
+    for cost in copying(time.perf_counter):
+        assert cost.piece > 0 and cost.byte > 0

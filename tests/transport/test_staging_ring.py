@@ -1,0 +1,191 @@
+"""The ring gathers what it may, in turn, keeps to its bounds, and never lets a slot change under its ticket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from kvweave.core.layout import Region
+from kvweave.transport.gather_request import NO_RUNS, GatherRequest, runs_of
+from kvweave.transport.landing import NUM_REFUSED
+from kvweave.transport.regions import RegionTable
+from kvweave.transport.staging_ring import (
+    ATTENDED_SECONDS,
+    MOST_MESSAGES,
+    MOST_QUEUED,
+    MOST_READERS,
+    MOST_WAITING,
+    RECLAIM_SECONDS,
+    STATUS_BYTES,
+    StagingRing,
+)
+
+SLOTS, SLOT_BYTES = 4, 1024
+
+
+@dataclass
+class Source:
+    memory: np.ndarray = field(default_factory=lambda: np.random.default_rng(0).integers(0, 256, 8192, np.uint8))
+    ring: StagingRing = field(default_factory=lambda: StagingRing(SLOTS, SLOT_BYTES))
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.regions = RegionTable().with_regions([Region(self.memory.ctypes.data, self.memory.nbytes)])
+
+    def message(self, ticket: int, *offsets: int, given_back: tuple[int, ...] = ()) -> bytes:
+        address = np.array(offsets, np.uint64) + np.uint64(self.memory.ctypes.data)
+        runs = next(runs_of(address, [0]), NO_RUNS) if offsets else NO_RUNS
+        return GatherRequest(ticket, 64, runs, given_back).encode()
+
+    def serve(self, **messages: list[bytes]) -> None:
+        """Until nothing is left to do."""
+        while self.ring.serve(messages, self.regions, self.now):
+            messages = {}
+
+    def ask(self, reader: str, *tickets: int) -> None:
+        self.serve(**{reader: [self.message(ticket, 64) for ticket in tickets]})
+
+    @property
+    def tickets(self) -> list[int]:
+        return self.ring.memory[: 8 * SLOTS].view(np.uint64).tolist()
+
+    @property
+    def refused(self) -> set[int]:
+        words = self.ring.memory[8 * SLOTS : 8 * (SLOTS + NUM_REFUSED)].view(np.uint64)
+        return set(words.tolist()) - {0}
+
+    def slot_of(self, ticket: int) -> np.ndarray:
+        start = STATUS_BYTES + self.tickets.index(ticket) * SLOT_BYTES
+        return self.ring.memory[start : start + SLOT_BYTES]
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+def test_what_was_asked_for_stands_in_the_slot_of_its_ticket(source: Source) -> None:
+    source.serve(reader=[source.message(5, 4096, 0, 640)])
+    expected = np.concatenate([source.memory[start : start + 64] for start in (4096, 0, 640)])
+    np.testing.assert_array_equal(source.slot_of(5)[:192], expected)
+
+
+def test_a_slot_that_was_given_back_loses_its_ticket(source: Source) -> None:
+    source.ask("reader", 5)
+    source.serve(reader=[source.message(0, given_back=(5,))])
+    assert source.tickets == [0] * SLOTS
+
+
+def test_nobody_gives_back_what_another_one_holds(source: Source) -> None:
+    source.ask("reader", 5)
+    source.serve(other=[source.message(0, given_back=(5,))])
+    assert 5 in source.tickets
+
+
+def test_one_reader_holds_half_of_the_slots_and_its_other_requests_wait(source: Source) -> None:
+    source.ask("greedy", 1, 2, 3, 4)
+    assert set(source.tickets) == {0, 1, 2}
+    source.ask("modest", 9)
+    assert 9 in source.tickets
+    source.serve(greedy=[source.message(0, given_back=(1,))])
+    assert set(source.tickets) == {0, 2, 3, 9}
+
+
+def test_a_request_that_is_taken_back_while_it_waits_is_never_gathered(source: Source) -> None:
+    source.ask("greedy", 1, 2, 3)
+    source.serve(greedy=[source.message(0, given_back=(3,)), source.message(0, given_back=(1, 2))])
+    source.serve()
+    assert source.tickets == [0] * SLOTS
+
+
+def test_readers_are_served_in_turn(source: Source) -> None:
+    source.serve(
+        first=[source.message(ticket, 0) for ticket in (1, 2)], second=[source.message(ticket, 0) for ticket in (3, 4)]
+    )
+    assert sorted(source.tickets) == [1, 2, 3, 4]
+    source.ask("third", 5)
+    source.serve(first=[source.message(6, 0, given_back=(1,))])
+    source.serve(first=[source.message(7, 0, given_back=(2,))])
+    assert 5 in source.tickets and not {6, 7} <= set(source.tickets)
+
+
+def test_a_flood_is_refused_beyond_its_readers_queue_and_others_are_served(source: Source) -> None:
+    source.ask("flood", *range(1, 2 + SLOTS // 2 + MOST_WAITING))
+    source.ask("flood", *range(100, 100 + MOST_WAITING))
+    source.ask("other", 999)
+    assert 999 in source.tickets
+    assert source.ring.counts["refused"] >= MOST_WAITING - SLOTS // 2
+    assert source.refused <= set(range(200))
+
+
+def test_messages_beyond_a_rounds_are_not_read(source: Source) -> None:
+    source.serve(flood=[b"noise"] * (MOST_MESSAGES + 7))
+    assert (source.ring.counts["malformed"], source.ring.counts["unread"]) == (MOST_MESSAGES, 7)
+
+
+def test_only_so_many_requests_wait_of_all_readers(source: Source) -> None:
+    for reader in range(MOST_QUEUED // MOST_WAITING + 3):
+        source.serve(**{f"reader{reader}": [source.message(100 * reader + 1 + i, 0) for i in range(MOST_WAITING)]})
+    assert source.ring.counts["refused"] >= MOST_WAITING
+
+
+def test_only_so_many_readers_wait(source: Source) -> None:
+    source.serve(**{f"reader{number}": [source.message(number + 1, 0)] for number in range(MOST_READERS + 3)})
+    assert source.ring.counts["refused"] == 3
+
+
+def test_a_slot_that_nobody_gave_back_is_taken_when_it_is_needed(source: Source) -> None:
+    source.ask("silent", 1, 2)
+    source.now += 2 * RECLAIM_SECONDS
+    source.serve()
+    assert {1, 2} <= set(source.tickets)
+    source.ask("reader", 3, 4)
+    source.ask("third", 5)
+    assert {3, 4, 5} <= set(source.tickets) and len({1, 2} & set(source.tickets)) == 1
+    assert source.ring.counts["reclaimed"] == 1
+
+
+def test_a_slot_that_is_young_is_not_taken(source: Source) -> None:
+    source.ask("first", 1, 2)
+    source.ask("second", 3, 4)
+    source.now += RECLAIM_SECONDS / 2
+    source.ask("third", 5)
+    assert sorted(source.tickets) == [1, 2, 3, 4]
+    source.now += RECLAIM_SECONDS
+    source.serve()
+    assert 5 in source.tickets
+
+
+def test_it_is_attended_for_a_moment_after_it_served_somebody(source: Source) -> None:
+    assert not source.ring.attended(source.now)
+    source.ask("reader", 5)
+    assert source.ring.attended(source.now)
+    assert not source.ring.attended(source.now + 2 * ATTENDED_SECONDS)
+
+
+def test_a_ticket_that_is_known_is_refused(source: Source) -> None:
+    source.ask("reader", 5, 5)
+    source.ask("other", 5)
+    assert source.tickets.count(5) == 1
+    assert source.ring.counts["refused"] == 2
+
+
+@pytest.mark.parametrize("offset", [-8192, 8192 - 63, 1 << 40], ids=["before", "over the end", "far away"])
+def test_memory_that_is_not_registered_is_refused(source: Source, offset: int) -> None:
+    address = np.array([source.memory.ctypes.data + offset], np.uint64)
+    source.serve(reader=[GatherRequest(5, 64, next(runs_of(address, [0]))).encode()])
+    assert (source.tickets, source.refused) == ([0] * SLOTS, {5})
+
+
+def test_more_than_a_slot_is_refused(source: Source) -> None:
+    source.serve(reader=[source.message(5, *range(0, 17 * 64, 64))])
+    assert source.refused == {5}
+
+
+def test_readers_that_are_done_are_forgotten(source: Source) -> None:
+    for number in range(2 * MOST_READERS):
+        source.serve(**{f"reader{number}": [source.message(7, 0)]})
+        source.serve(**{f"reader{number}": [source.message(0, given_back=(7,))]})
+    assert source.ring.counts["refused"] == 0
