@@ -26,8 +26,13 @@ class TimedAgent:
         self.seconds: dict[str, float] = defaultdict(float)
 
     def __getattr__(self, name: str) -> Any:
+        """Comes here once for each call's name: from then on the timed call is an attribute, which costs nothing."""
         found = getattr(self._agent, name)
-        return self._timed(name, found) if callable(found) else found
+        if not callable(found):
+            return found
+        timed = self._timed(name, found)
+        setattr(self, name, timed)
+        return timed
 
     @property
     def post_seconds(self) -> float:
