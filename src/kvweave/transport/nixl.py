@@ -52,10 +52,11 @@ from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, Piecewi
 from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
 from kvweave.transport.rows import UInt64Array, single
 
-MOST_POSTED_PIECES = 2
+MOST_POSTED_PIECES = 4
 MOST_ROUND_BYTES = 4 * MOST_POST_BYTES
-"""What one ``progress()`` posts: some milliseconds, as a post of the most rows takes. What else a round of the polling
-thread does takes tenths of one, and must be a small part of a large read."""
+MOST_ROUND_ROWS = 2 * MOST_POST_ROWS
+"""What one ``progress()`` posts: some milliseconds. What else a round of the polling thread does takes tenths of one,
+and must be a small part of a large read."""
 PROBE_SLOTS = 4_096
 
 _KINDS: dict[type[Exception], TransportErrorKind] = {
@@ -272,8 +273,18 @@ class NixlTransport:
             self._drop_peer(probe.peer, error)
 
     def _post_next(self) -> None:
-        """Posts a piece of one read after the other that may post, as far as all together are no more than a round
-        takes, and puts these reads last.
+        """Prepares the pieces of a round, then posts them one right after the other: a copy drives everything else out
+        of the processor's caches, so what is done between two of them costs a multiple.
+        """
+        prepared = list(self._prepare_next())
+        for read, piece in prepared:
+            self._post(read, piece)
+        for read in dict.fromkeys(read for read, _ in prepared):
+            self._collect(read)
+
+    def _prepare_next(self) -> Iterator[tuple[PiecewiseRead, Any]]:
+        """Pieces of one read after the other that may post, as far as all together are no more than a round takes;
+        these reads are then last.
         """
         nbytes, num_rows, passed = 0, 0, 0
         while passed < len(self._reads):
@@ -282,10 +293,12 @@ class NixlTransport:
             if self._may_post(read):
                 rows = read.waiting[0]
                 nbytes, num_rows = nbytes + rows.total_bytes, num_rows + len(rows)
-                if num_rows > len(rows) and (nbytes > MOST_ROUND_BYTES or num_rows > MOST_POST_ROWS):
+                if num_rows > len(rows) and (nbytes > MOST_ROUND_BYTES or num_rows > MOST_ROUND_ROWS):
                     return
-                self._post(read, read.waiting.popleft())
-                self._collect(read)
+                piece = self._prepare(read, read.waiting.popleft())
+                if piece is not None:
+                    read.posted.append(piece)
+                    yield read, piece
                 passed = 0
             self._reads.rotate(-1)
 
@@ -294,21 +307,33 @@ class NixlTransport:
             return False
         return isinstance(read, ProbeRead) or self._peers[read.peer].proven
 
-    def _post(self, read: PiecewiseRead, rows: ReadRows) -> None:
+    def _prepare(self, read: PiecewiseRead, rows: ReadRows) -> Any:
+        """A piece that can be posted; None when its read is doomed."""
         target = _triples(rows.target_address, rows.nbytes, rows.target_device)
         source = _triples(rows.source_address, rows.nbytes, rows.source_device)
         try:
             with _foreign_errors(f"reading from {read.peer}"):
-                piece = self._agent.initialize_xfer(
+                return self._agent.initialize_xfer(
                     "READ",
                     self._agent.get_xfer_descs(target, rows.target_memory),
                     self._agent.get_xfer_descs(source, rows.source_memory),
                     read.peer,
                 )
-                read.posted.append(piece)
-                self._agent.transfer(piece)
         except TransportError as error:
             self._met(read, error)
+            return None
+
+    def _post(self, read: PiecewiseRead, piece: Any) -> None:
+        """Posts a prepared piece; one of a read that was doomed meanwhile is given up."""
+        if read.state is ReadState.IN_PROGRESS:
+            try:
+                with _foreign_errors(f"reading from {read.peer}"):
+                    self._agent.transfer(piece)
+            except TransportError as error:
+                self._met(read, error)
+        else:
+            read.posted.remove(piece)
+            self._release(piece)
 
     def _met(self, read: PiecewiseRead, error: TransportError) -> None:
         """Dooms a read that met an error, and with a lost peer all its reads."""
