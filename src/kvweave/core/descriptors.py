@@ -330,9 +330,9 @@ def _for_layers(runs: Runs, bundle: Bundle) -> Rows:
         bundle.source.coordinates,
         (places.source[:, None] + runs.source.astype(np.uint64)).ravel(),
         (places.target[:, None] + runs.target.astype(np.uint64)).ravel(),
-        np.tile(runs.nbytes.astype(np.uint64), len(places.source)),
-        np.repeat(places.source_region, count),
-        np.repeat(places.target_region, count),
+        runs.nbytes.astype(np.uint64)[None].repeat(len(places.source), axis=0).ravel(),
+        places.source_region.repeat(count),
+        places.target_region.repeat(count),
     )
 
 

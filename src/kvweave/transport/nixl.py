@@ -53,10 +53,11 @@ from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
 from kvweave.transport.rows import UInt64Array, single
 
 MOST_POSTED_PIECES = 4
-MOST_ROUND_BYTES = 4 * MOST_POST_BYTES
-MOST_ROUND_ROWS = 2 * MOST_POST_ROWS
-"""What one ``progress()`` posts: some milliseconds. What else a round of the polling thread does takes tenths of one,
-and must be a small part of a large read."""
+MOST_BATCH_BYTES = 4 * MOST_POST_BYTES
+MOST_BATCH_ROWS = 2 * MOST_POST_ROWS
+"""What is prepared together and then posted, which takes some milliseconds. One ``progress()`` posts such a batch, and
+two of a read that nothing else waits for: what else a round of the polling thread does takes half a millisecond, and
+must be a small part of a large read."""
 PROBE_SLOTS = 4_096
 
 _KINDS: dict[type[Exception], TransportErrorKind] = {
@@ -74,13 +75,20 @@ _KINDS: dict[type[Exception], TransportErrorKind] = {
 }
 
 
+_FOREIGN = tuple(_KINDS)
+
+
 @contextmanager
 def _foreign_errors(doing: str) -> Iterator[None]:
-    """The one place where NIXL's errors become ours."""
+    """NIXL's errors become ours; what is called all the time does the same by hand."""
     try:
         yield
-    except tuple(_KINDS) as error:
-        raise TransportError(_KINDS[type(error)], f"nixl: {doing}: {error}") from error
+    except _FOREIGN as error:
+        raise _ours(doing, error) from error
+
+
+def _ours(doing: str, error: Exception) -> TransportError:
+    return TransportError(_KINDS[type(error)], f"nixl: {doing}: {error}")
 
 
 @dataclass(slots=True)
@@ -158,14 +166,19 @@ class NixlTransport:
         handle.cancel(TransportError(TransportErrorKind.CANCELLED, f"read from {handle.peer}: cancelled by its caller"))
 
     def progress(self) -> int:
-        """See ``Transport``. Takes about as long as copying ``MOST_ROUND_BYTES``."""
+        """See ``Transport``. Takes about as long as copying a batch or two."""
         if self._closed:
             return 0
-        with _foreign_errors("making progress"):
+        try:
             self._agent.get_new_notifs()
+        except _FOREIGN as error:
+            raise _ours("making progress", error) from error
         for read in tuple(self._reads):
             self._collect(read)
-        self._post_next()
+        alone = len(self._reads) == 1
+        self._post_batch()
+        if alone:
+            self._post_batch()
         self._reads = deque(read for read in self._reads if not read.state.terminal)
         self._let_go()
         return len(self._reads)
@@ -250,10 +263,9 @@ class NixlTransport:
     def _is_over(self, read: PiecewiseRead, piece: Any) -> bool:
         """Whether the piece has ended; dooms its read when it ended badly."""
         try:
-            with _foreign_errors(f"reading from {read.peer}"):
-                state = self._agent.check_xfer_state(piece)
-        except TransportError as error:
-            self._met(read, error)
+            state = self._agent.check_xfer_state(piece)
+        except _FOREIGN as error:
+            self._met(read, _ours(f"reading from {read.peer}", error))
             return True
         if state == "ERR":
             self._met(
@@ -272,19 +284,19 @@ class NixlTransport:
         else:
             self._drop_peer(probe.peer, error)
 
-    def _post_next(self) -> None:
-        """Prepares the pieces of a round, then posts them one right after the other: a copy drives everything else out
-        of the processor's caches, so what is done between two of them costs a multiple.
+    def _post_batch(self) -> None:
+        """Prepares some pieces, then posts them one right after the other: a copy drives everything else out of the
+        processor's caches, so what is done between two of them costs a multiple.
         """
-        prepared = list(self._prepare_next())
-        for read, piece in prepared:
+        batch = list(self._prepare_batch())
+        for read, piece in batch:
             self._post(read, piece)
-        for read in dict.fromkeys(read for read, _ in prepared):
+        for read in dict.fromkeys(read for read, _ in batch):
             self._collect(read)
 
-    def _prepare_next(self) -> Iterator[tuple[PiecewiseRead, Any]]:
-        """Pieces of one read after the other that may post, as far as all together are no more than a round takes;
-        these reads are then last.
+    def _prepare_batch(self) -> Iterator[tuple[PiecewiseRead, Any]]:
+        """Pieces of one read after the other that may post, as far as they fit into a batch; these reads are then
+        last.
         """
         nbytes, num_rows, passed = 0, 0, 0
         while passed < len(self._reads):
@@ -293,7 +305,7 @@ class NixlTransport:
             if self._may_post(read):
                 rows = read.waiting[0]
                 nbytes, num_rows = nbytes + rows.total_bytes, num_rows + len(rows)
-                if num_rows > len(rows) and (nbytes > MOST_ROUND_BYTES or num_rows > MOST_ROUND_ROWS):
+                if num_rows > len(rows) and (nbytes > MOST_BATCH_BYTES or num_rows > MOST_BATCH_ROWS):
                     return
                 piece = self._prepare(read, read.waiting.popleft())
                 if piece is not None:
@@ -312,28 +324,26 @@ class NixlTransport:
         target = _triples(rows.target_address, rows.nbytes, rows.target_device)
         source = _triples(rows.source_address, rows.nbytes, rows.source_device)
         try:
-            with _foreign_errors(f"reading from {read.peer}"):
-                return self._agent.initialize_xfer(
-                    "READ",
-                    self._agent.get_xfer_descs(target, rows.target_memory),
-                    self._agent.get_xfer_descs(source, rows.source_memory),
-                    read.peer,
-                )
-        except TransportError as error:
-            self._met(read, error)
+            return self._agent.initialize_xfer(
+                "READ",
+                self._agent.get_xfer_descs(target, rows.target_memory),
+                self._agent.get_xfer_descs(source, rows.source_memory),
+                read.peer,
+            )
+        except _FOREIGN as error:
+            self._met(read, _ours(f"reading from {read.peer}", error))
             return None
 
     def _post(self, read: PiecewiseRead, piece: Any) -> None:
         """Posts a prepared piece; one of a read that was doomed meanwhile is given up."""
-        if read.state is ReadState.IN_PROGRESS:
-            try:
-                with _foreign_errors(f"reading from {read.peer}"):
-                    self._agent.transfer(piece)
-            except TransportError as error:
-                self._met(read, error)
-        else:
+        if read.state is not ReadState.IN_PROGRESS:
             read.posted.remove(piece)
             self._release(piece)
+            return
+        try:
+            self._agent.transfer(piece)
+        except _FOREIGN as error:
+            self._met(read, _ours(f"reading from {read.peer}", error))
 
     def _met(self, read: PiecewiseRead, error: TransportError) -> None:
         """Dooms a read that met an error, and with a lost peer all its reads."""
