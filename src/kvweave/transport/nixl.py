@@ -366,7 +366,7 @@ class NixlTransport:
                 self._remove_agent(peer)
 
     def _release(self, piece: Any) -> None:
-        with suppress(TransportError), _foreign_errors("releasing a read"):
+        with suppress(*_FOREIGN):
             self._agent.release_xfer_handle(piece)
 
 
