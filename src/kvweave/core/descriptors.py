@@ -280,6 +280,8 @@ def _locate(first: Offsets, end: ReadEnd, table: BlockTable) -> tuple[Offsets, O
     local = first if end.tokens is None else end.tokens.local(first)
     position, within = np.divmod(local, geometry.block_entries)
     blocks = table.lookup(position, end.num_blocks)
+    if geometry.kernel_block_entries == geometry.block_entries:
+        return blocks * geometry.block_stride + within * geometry.entry_stride, blocks
     kernel, entry = np.divmod(within, geometry.kernel_block_entries)
     return blocks * geometry.block_stride + kernel * geometry.kernel_stride + entry * geometry.entry_stride, blocks
 

@@ -55,9 +55,9 @@ from kvweave.transport.rows import UInt64Array, single
 MOST_POSTED_PIECES = 4
 MOST_BATCH_BYTES = 4 * MOST_POST_BYTES
 MOST_BATCH_ROWS = 2 * MOST_POST_ROWS
-"""What is prepared together and then posted, which takes some milliseconds. One ``progress()`` posts such a batch, and
-two of a read that nothing else waits for: what else a round of the polling thread does takes half a millisecond, and
-must be a small part of a large read."""
+ROUND_BATCHES = 2
+"""A batch is prepared together and then posted, which takes some milliseconds; one ``progress()`` posts two. What else
+a round of the polling thread does takes half a millisecond, and must be a small part of a large read."""
 PROBE_SLOTS = 4_096
 
 _KINDS: dict[type[Exception], TransportErrorKind] = {
@@ -166,7 +166,7 @@ class NixlTransport:
         handle.cancel(TransportError(TransportErrorKind.CANCELLED, f"read from {handle.peer}: cancelled by its caller"))
 
     def progress(self) -> int:
-        """See ``Transport``. Takes about as long as copying a batch or two."""
+        """See ``Transport``. Takes about as long as copying ``ROUND_BATCHES`` batches."""
         if self._closed:
             return 0
         try:
@@ -175,9 +175,7 @@ class NixlTransport:
             raise _ours("making progress", error) from error
         for read in tuple(self._reads):
             self._collect(read)
-        alone = len(self._reads) == 1
-        self._post_batch()
-        if alone:
+        for _ in range(ROUND_BATCHES):
             self._post_batch()
         self._reads = deque(read for read in self._reads if not read.state.terminal)
         self._let_go()
@@ -291,40 +289,28 @@ class NixlTransport:
         batch = list(self._prepare_batch())
         for read, piece in batch:
             self._post(read, piece)
-        served = dict.fromkeys(read for read, _ in batch)
-        for read in served:
+        for read in dict.fromkeys(read for read, _ in batch):
             self._collect(read)
-            self._reads.remove(read)
-            self._reads.append(read)
 
     def _prepare_batch(self) -> Iterator[tuple[PiecewiseRead, Any]]:
-        """Pieces in the order of ``_turns``, as far as they fit into a batch.
-
-        It ends with a read that ends, when it has the bytes of a whole post: who waits for that read goes on while the
-        next one moves.
+        """Pieces of one read after the other that may post, as far as they fit into a batch; these reads are then
+        last.
         """
-        nbytes, num_rows = 0, 0
-        for read in self._turns():
-            rows = read.waiting[0]
-            nbytes, num_rows = nbytes + rows.total_bytes, num_rows + len(rows)
-            if num_rows > len(rows) and (nbytes > MOST_BATCH_BYTES or num_rows > MOST_BATCH_ROWS):
-                return
-            piece = self._prepare(read, read.waiting.popleft())
-            if piece is not None:
-                read.posted.append(piece)
-                yield read, piece
-            if not read.waiting and nbytes >= MOST_POST_BYTES:
-                return
-
-    def _turns(self) -> Iterator[PiecewiseRead]:
-        """Whose piece is next: once the read that was served longest ago, so that none starves, then those of which
-        least is left, each as long as it may post.
-        """
-        ready = [read for read in self._reads if self._may_post(read)]
-        yield from ready[:1]
-        for read in sorted(ready, key=_left):
-            while self._may_post(read):
-                yield read
+        nbytes, num_rows, passed = 0, 0, 0
+        while passed < len(self._reads):
+            read = self._reads[0]
+            passed += 1
+            if self._may_post(read):
+                rows = read.waiting[0]
+                nbytes, num_rows = nbytes + rows.total_bytes, num_rows + len(rows)
+                if num_rows > len(rows) and (nbytes > MOST_BATCH_BYTES or num_rows > MOST_BATCH_ROWS):
+                    return
+                piece = self._prepare(read, read.waiting.popleft())
+                if piece is not None:
+                    read.posted.append(piece)
+                    yield read, piece
+                passed = 0
+            self._reads.rotate(-1)
 
     def _may_post(self, read: PiecewiseRead) -> bool:
         if not read.waiting or len(read.posted) >= MOST_POSTED_PIECES:
@@ -380,11 +366,6 @@ class NixlTransport:
     def _release(self, piece: Any) -> None:
         with suppress(*_FOREIGN):
             self._agent.release_xfer_handle(piece)
-
-
-def _left(read: PiecewiseRead) -> tuple[int, int]:
-    """How much is left of a read: its pieces, and the bytes of the next one."""
-    return len(read.waiting), read.waiting[0].total_bytes if read.waiting else 0
 
 
 def _triples(address: UInt64Array, nbytes: UInt64Array, device: int | UInt64Array) -> UInt64Array:
