@@ -3,7 +3,7 @@
 Other threads hand over commands and wake it. How long it waits between two rounds follows from what is open::
 
     READING   own reads are open          no wait, other threads get a turn: bytes move only inside a round
-    SERVING   a peer may be reading, or an answer is awaited      until a command comes, at most a fifth of a millisecond
+    SERVING   a peer may be reading, or an answer is awaited      until a command comes, at most a fifth of a ms
     WAITING   something is open that messages will tell of        until one or a command comes, at most 10 ms
     IDLE      nothing is open             the same, at most 100 ms
 

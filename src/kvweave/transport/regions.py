@@ -76,7 +76,7 @@ class RegionTable:
         return RegionTable(np.concatenate((self.records, added)))
 
     def groups(self, memory: str, device: int, address: UInt64Array) -> Starts:
-        """Rows in groups that begin where rising addresses come into another region; those that do not rise, anywhere."""
+        """Groups that begin where rising addresses come into another region; of others, they begin anywhere."""
         starts, _ = self._spans.get((memory, device), _NOWHERE)
         begins = np.unique(np.append(np.searchsorted(address, starts), 0))
         return begins[begins < len(address)]
@@ -109,9 +109,9 @@ def _in_doubt(span: Span, address: UInt64Array, nbytes: UInt64Array, groups: Sta
 
 
 def _inside(span: Span, lowest: UInt64Array, highest: UInt64Array, longest: UInt64Array) -> npt.NDArray[np.bool_]:
-    """Which groups of rows lie in one region each, by their addresses and the bytes of their longest row.
+    """Which groups of rows surely lie in one region each, by their addresses and the bytes of their longest row.
 
-    Never false when it says so, and exact for a group of one row. No sum passes 64 bits.
+    Of a group of one row it says exactly whether it does. No sum passes 64 bits.
     """
     starts, ends = span
     slot = np.searchsorted(starts, lowest, side="right") - 1
