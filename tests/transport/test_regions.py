@@ -67,9 +67,7 @@ def test_inside_agrees_with_plain_search(address: int, nbytes: int) -> None:
     assert (RegionTable().with_regions(regions).first_outside("DRAM", 0, *row) is None) == expected
 
 
-PLACES = st.sampled_from([999, 1000, 1010, 1049, 1050, 1099, 1100, 2**63 - 1, 2**63, 2**63 + 99, 2**64 - 64, 2**64 - 2])
-    [0, 999, 1000, 1010, 1049, 1050, 1099, 1100, 2**63 - 1, 2**63, 2**63 + 99, 2**64 - 64, 2**64 - 2]
-)
+PLACES = st.sampled_from([999, 1000, 1049, 1050, 1099, 2**63 - 1, 2**63, 2**63 + 99, 2**64 - 64, 2**64 - 2])
 SIZES = st.sampled_from([1, 2, 40, 50, 51, 63, 100, 2**63, 2**64 - 1])
 
 
