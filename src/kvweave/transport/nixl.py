@@ -52,12 +52,13 @@ from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, Piecewi
 from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
 from kvweave.transport.rows import UInt64Array, single
 
-MOST_POSTED_PIECES = 4
-MOST_BATCH_BYTES = 4 * MOST_POST_BYTES
+MOST_POSTED_PIECES = 5
+MOST_BATCH_BYTES = 4 * MOST_POST_BYTES + MOST_POST_BYTES // 2
 MOST_BATCH_ROWS = 2 * MOST_POST_ROWS
 ROUND_BATCHES = 2
-"""A batch is prepared together and then posted, which takes some milliseconds; one ``progress()`` posts two. What else
-a round of the polling thread does takes half a millisecond, and must be a small part of a large read."""
+"""A batch is prepared together and then posted, which takes some milliseconds: a few full posts, and what is left over
+of a read behind its last one. One ``progress()`` posts two batches. What else a round of the polling thread does takes
+half a millisecond, and must be a small part of a large read."""
 PROBE_SLOTS = 4_096
 
 _KINDS: dict[type[Exception], TransportErrorKind] = {
