@@ -15,7 +15,7 @@ from typing import Any
 
 from kvweave.benchmarks.overhead import Functions
 from kvweave.benchmarks.raw_nixl import IncumbentReader
-from kvweave.benchmarks.stopwatch import TimedAgent
+from kvweave.benchmarks.stopwatch import POST, TimedAgent
 
 PEER = "prefill"
 OWN = "decode"
@@ -28,7 +28,7 @@ def vllm_functions() -> Functions | None:
 
 
 def _functions(reader: IncumbentReader) -> Callable[[Sequence[int], Sequence[int]], float]:
-    agent = TimedAgent(reader.agent)
+    agent = TimedAgent(reader.agent, only=POST)
     worker = _worker(reader, agent)
 
     def request(source_blocks: Sequence[int], target_blocks: Sequence[int]) -> float:

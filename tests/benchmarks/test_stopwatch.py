@@ -21,16 +21,26 @@ class Agent:
 def test_calls_are_passed_on_and_counted() -> None:
     timed: Any = TimedAgent(Agent())
     assert timed.transfer("a") == "posted a" and timed.backends == ("UCX",)
-    assert timed.post_seconds == timed.total_seconds > 0
+    assert timed.post_seconds > 0 == timed.other_seconds
     timed.reset()
-    assert timed.total_seconds == 0
+    assert timed.post_seconds == 0
 
 
 def test_a_call_that_fails_is_counted_too() -> None:
     timed: Any = TimedAgent(Agent())
     with pytest.raises(ValueError, match="a"):
         timed.release_xfer_handle("a")
-    assert timed.total_seconds > 0 == timed.post_seconds
+    assert timed.other_seconds > 0 == timed.post_seconds
+
+
+def test_one_call_is_counted_alone_until_all_are() -> None:
+    timed: Any = TimedAgent(Agent(), only="transfer")
+    for counted in (False, True):
+        timed.transfer("a")
+        with pytest.raises(ValueError, match="a"):
+            timed.release_xfer_handle("a")
+        assert timed.post_seconds > 0 and (timed.other_seconds > 0) == counted
+        timed.count(None)
 
 
 def test_the_agent_is_replaced_where_it_is() -> None:

@@ -65,6 +65,14 @@ def test_a_kernel_block_has_runs_of_its_own_where_these_are_fewer(layout: str, b
     assert (bundle.block_runs and len(bundle.block_runs.nbytes)) == block_runs
 
 
+def test_layers_rise_at_the_source_and_keep_their_target() -> None:
+    [bundle] = bundles(PAIR, CacheConfig(num_blocks=4), CacheConfig(num_blocks=4))
+    places, source, target = bundle.layers, bundle.source, bundle.read.target
+    assert sorted(source.addresses.tolist()) == places.source.tolist()
+    pairs = zip(source.addresses, target.addresses, source.regions, target.regions, strict=True)
+    assert set(pairs) == set(zip(*places, strict=True))
+
+
 @pytest.mark.parametrize("salt", [0, 1, 5, "request-7"])
 def test_a_book_gives_each_request_the_sources_of_its_salt(salt: int | str) -> None:
     """Four equal sources, and one target that reads from them in turn."""

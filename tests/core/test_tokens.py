@@ -61,7 +61,8 @@ def test_segments_cover_what_is_wanted_and_never_cross_a_step(start: int, length
     covered = [e for at, n in zip(first, lengths, strict=True) for e in range(at, at + n)]
     assert covered == list(range(start, start + length))
     for step in (one, other):
-        assert all(at // step == (at + n - 1) // step for at, n in zip(first, lengths, strict=True) if n)
+        assert all(at // step == (at + n - 1) // step for at, n in zip(first, lengths, strict=True))
+    assert (lengths > 0).all()
 
 
 @pytest.mark.parametrize(("count", "index", "interleave"), [(0, 0, 1), (2, 2, 1), (2, -1, 1), (2, 0, 0)])

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from kvweave.runtime import polling
 from kvweave.runtime.polling import Activity, PollingThread
 from tests.runtime.pair import PATIENCE, wait_until
 
@@ -50,8 +51,12 @@ def test_rounds_go_on_until_it_is_closed(activity: Activity) -> None:
     assert (rounds.closed.is_set(), rounds.closing_began, rounds.cause, thread.alive) == (True, True, None, False)
 
 
-def test_waking_begins_a_round_at_once() -> None:
-    rounds = Rounds()
+@pytest.mark.parametrize("activity", [Activity.IDLE, Activity.SERVING], ids=lambda activity: activity.name)
+def test_waking_begins_a_round_at_once(activity: Activity, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the wait would be."""
+    monkeypatch.setattr(polling, "SERVING_SECONDS", 2 * PATIENCE)
+    monkeypatch.setattr(polling, "IDLE_MILLISECONDS", 2_000 * PATIENCE)
+    rounds = Rounds(activity)
     thread = PollingThread("test", rounds)
     for _ in range(100):
         before = rounds.rounds

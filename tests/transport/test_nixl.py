@@ -32,7 +32,7 @@ from kvweave.transport.agent_data import AgentData
 from kvweave.transport.base import ReadState
 from kvweave.transport.gather_request import GatherRequest, runs_of
 
-MANY = (np.arange(6_000) * 4_000, np.arange(6_000) * 4_000, np.full(6_000, 4_000))
+MANY = (np.arange(12_000) * 2_000, np.arange(12_000) * 2_000, np.full(12_000, 2_000))
 
 nixl = pytest.importorskip("kvweave.transport.nixl", exc_type=ImportError)
 nixl_agent = pytest.importorskip("kvweave.transport.nixl_agent", exc_type=ImportError)
@@ -135,17 +135,16 @@ class TestContractBetweenProcesses(TransportContract):
 
     make_pair = staticmethod(two_processes)
 
-    def test_small_reads_move_in_one_round_and_those_behind_a_full_piece_wait(
-        self, pair: TransportPair, peer: str
-    ) -> None:
-        small = [pair.target.read(peer, pair.rows([place], [place], [64])) for place in range(0, 1024, 64)]
+    def test_small_reads_move_in_one_round_also_behind_a_big_one(self, pair: TransportPair, peer: str) -> None:
+        """Which moves on meanwhile, whatever small ones come."""
         big = pair.target.read(peer, pair.rows(*MANY))
-        behind = pair.target.read(peer, pair.rows([0], [0], [64]))
-        pair.target.progress()
-        assert {handle.state for handle in small} == {ReadState.DONE}
-        assert not big.posted and behind.state is ReadState.IN_PROGRESS
-        pair.finish(big, behind)
-        assert big.state is behind.state is ReadState.DONE
+        rounds = 0
+        while not big.state.terminal:
+            small = [pair.target.read(peer, pair.rows([place], [place], [64])) for place in range(0, 1024, 64)]
+            pair.target.progress()
+            rounds += 1
+            assert {handle.state for handle in small} == {ReadState.DONE}
+        assert 1 < rounds < 10
 
 
 class TestStagedInOneProcess(TransportContract):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvweave.core.layout import Region
 from kvweave.errors import TransportError, TransportErrorKind
-from kvweave.transport.regions import REGION_RECORD, RegionTable, outside_error
+from kvweave.transport.regions import MANY_ROWS, REGION_RECORD, RegionTable, outside_error
 from kvweave.transport.rows import ReadRows
 
 TABLE = RegionTable().with_regions(
@@ -65,6 +65,56 @@ def test_inside_agrees_with_plain_search(address: int, nbytes: int) -> None:
         region.address <= address and address + nbytes <= region.address + region.nbytes for region in regions
     )
     assert (RegionTable().with_regions(regions).first_outside("DRAM", 0, *row) is None) == expected
+
+
+PLACES = st.sampled_from([999, 1000, 1049, 1050, 1099, 2**63 - 1, 2**63, 2**63 + 99, 2**64 - 64, 2**64 - 2])
+SIZES = st.sampled_from([1, 2, 40, 50, 51, 63, 100, 2**63, 2**64 - 1])
+
+
+@given(
+    st.lists(st.tuples(PLACES, SIZES), min_size=1, max_size=20),
+    st.sets(st.integers(1, 19)),
+    st.booleans(),
+)
+def test_groups_change_no_answer(rows: list[tuple[int, int]], begins: set[int], rising: bool) -> None:
+    """Wherever they begin, and however the rows lie; each row is judged by plain numbers, which do not pass 64 bits."""
+    rows = sorted(rows) if rising else rows
+    address, nbytes = (np.array(column, np.uint64) for column in zip(*rows, strict=True))
+    spans = [(1000, 1050), (1050, 1100), (2**63, 2**63 + 100), (2**64 - 64, 2**64 - 1)]
+    outside = [
+        row for row, (place, size) in enumerate(rows)
+        if not any(start <= place and place + size <= end for start, end in spans)
+    ]  # fmt: skip
+    expected = outside[0] if outside else None
+    own = TABLE.groups("DRAM", 0, address)
+    any_groups = np.array([0, *sorted(begin for begin in begins if begin < len(rows))])
+    for groups in (None, own, any_groups):
+        assert TABLE.first_outside("DRAM", 0, address, nbytes, groups) == expected
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("row", [0, 1, MANY_ROWS, 3 * MANY_ROWS - 1])
+@pytest.mark.parametrize("shuffled", [False, True], ids=["rising", "in any order"])
+def test_one_row_among_many_that_passes_its_region_is_found(side: str, row: int, shuffled: bool) -> None:
+    """Its bytes would lie in the next region, which is another one."""
+    count, step = 3 * MANY_ROWS, 64
+    regions = [Region(4096 + part * MANY_ROWS * step, MANY_ROWS * step) for part in range(3)]
+    table = RegionTable().with_regions(regions)
+    order = np.random.default_rng(1).permutation(count) if shuffled else np.arange(count)
+    good = 4096 + order.astype(np.uint64) * np.uint64(step)
+    size = np.full(count, step, np.uint64)
+    assert outside_error(ReadRows(good, good, size), table, table) is None
+    wrong = good.copy()
+    wrong[row] = 4096 + MANY_ROWS * step - step + 1
+    sides = {"source": (wrong, good), "target": (good, wrong)}
+    error = outside_error(ReadRows(*sides[side], size), table, table)
+    assert error is not None and f"row {row}: the {side}'s" in str(error)
+
+
+def test_rows_of_a_kind_that_nobody_registered_are_outside_however_many() -> None:
+    address = np.arange(2 * MANY_ROWS, dtype=np.uint64)
+    rows = ReadRows(address, address, np.ones(2 * MANY_ROWS, np.uint64), source_memory="VRAM", source_device=7)
+    assert "row 0: the source's" in str(outside_error(rows, TABLE, TABLE))
 
 
 @pytest.mark.parametrize(

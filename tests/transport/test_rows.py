@@ -65,6 +65,13 @@ def test_posts_of_long_rows_are_full() -> None:
     ]  # fmt: skip
 
 
+def test_a_part_shares_the_arrays_and_says_where_its_memory_is() -> None:
+    rows = rows_of(1, 2, 3)
+    part = rows.take(1, 3)
+    assert np.shares_memory(part.nbytes, rows.nbytes) and part.nbytes.tolist() == [2, 3]
+    assert (part.source_memory, part.source_device, part.target_device) == ("VRAM", 3, 5)
+
+
 def test_total_bytes_is_their_sum() -> None:
     assert rows_of(1, 2, 3).total_bytes == 6
     assert rows_of().total_bytes == 0

@@ -19,15 +19,25 @@ def replace_agent(transport: Any, make: Callable[[Any], Any]) -> Any:
 
 
 class TimedAgent:
-    """Stands for an agent, call by call. ``seconds`` has the time of each call's name since ``reset``."""
+    """Stands for an agent, call by call. ``seconds`` has the time of each call's name since ``reset``.
 
-    def __init__(self, agent: Any) -> None:
+    With ``only`` nothing but that call is counted, and the others cost what they cost without a stopwatch.
+    """
+
+    def __init__(self, agent: Any, only: str | None = None) -> None:
         self._agent = agent
+        self._only = only
+        self._found: list[str] = []
         self.seconds: dict[str, float] = defaultdict(float)
 
     def __getattr__(self, name: str) -> Any:
+        """Comes here once for each name: what is found is then an attribute."""
         found = getattr(self._agent, name)
-        return self._timed(name, found) if callable(found) else found
+        if callable(found) and self._only in (None, name):
+            found = self._timed(name, found)
+        self._found.append(name)
+        setattr(self, name, found)
+        return found
 
     @property
     def post_seconds(self) -> float:
@@ -35,13 +45,19 @@ class TimedAgent:
         return self.seconds[POST]
 
     @property
-    def total_seconds(self) -> float:
-        """Time inside all calls."""
-        return sum(self.seconds.values())
+    def other_seconds(self) -> float:
+        """Time inside all calls but the post call."""
+        return sum(self.seconds.values()) - self.post_seconds
 
     def reset(self) -> None:
         """Begins to count anew."""
         self.seconds.clear()
+
+    def count(self, only: str | None) -> None:
+        """Counts that call alone from now on, or all."""
+        self._only = only
+        while self._found:
+            delattr(self, self._found.pop())
 
     def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **named: Any) -> Any:

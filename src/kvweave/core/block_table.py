@@ -123,8 +123,9 @@ def _ids(side: str, group: str, table: object) -> npt.NDArray[np.int64]:
 
 def _check_distinct(side: str, group: str, ids: npt.NDArray[np.int64]) -> None:
     """One block never stands for two positions: it would be read as, or overwritten by, another one's tokens."""
-    ordered = np.sort(ids[ids != NULL_BLOCK])
+    ordered = np.sort(ids)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    repeated = repeated[repeated != NULL_BLOCK]
     if len(repeated):
         raise BlockTableError(
             f"{side} blocks, group {group}: block {repeated[0]} appears twice; each position needs a block of its own "

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import lcm
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kvweave.core.read import Read, ReadEnd
 from kvweave.core.replicas import Salt, choose, salt_number
@@ -21,6 +24,15 @@ from kvweave.core.runs import Runs, joined
 
 MOST_KEPT = 64
 """Choices of replicas that are kept; more than 64 ranks with the same bytes are read in turn all the same."""
+
+
+class LayerPlaces(NamedTuple):
+    """Where the layers of a bundle begin on both sides, and in which regions, by rising source address."""
+
+    source: npt.NDArray[np.uint64]
+    target: npt.NDArray[np.uint64]
+    source_region: npt.NDArray[np.int32]
+    target_region: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +48,16 @@ class Bundle:
     runs: Runs
     block_runs: Runs | None
 
-    @property
+    @cached_property
+    def layers(self) -> LayerPlaces:
+        """The places of the layers."""
+        source, target = self.source, self.read.target
+        order = np.argsort(source.addresses, kind="stable")
+        return LayerPlaces(
+            source.addresses[order], target.addresses[order], source.regions[order], target.regions[order]
+        )
+
+    @cached_property
     def entries_join(self) -> bool:
         """Whether an entry continues in the next one of its block, on both sides."""
         return self.runs.joins(self.source.geometry, self.read.target.geometry)

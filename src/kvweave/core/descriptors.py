@@ -234,22 +234,23 @@ class _Request:
         _require_length(source_table, source, wanted)
         _require_length(target_table, target, wanted)
         first, lengths = segments(wanted, (_stretch(source), _stretch(target)))
-        held = lengths > 0
         for share in (source.tokens, target.tokens):
             if share is not None and share.count > 1:
-                held &= share.holds(first)
-        first, lengths = first[held], lengths[held]
-        visible = tokens.reach.first_needed(lacking.stop) // rate
-        needed = first + lengths > visible
+                held = share.holds(first)
+                first, lengths = first[held], lengths[held]
         source_offsets, source_block = _locate(first, source, source_table)
         target_offsets, target_block = _locate(first, target, target_table)
-        _check_needed(source_table, source_block, needed, np.maximum(first, visible))
-        _check_needed(target_table, target_block, needed, np.maximum(first, visible))
-        wanted_here, there = target_block != NULL_BLOCK, source_block != NULL_BLOCK
-        self.incomplete[target.group].update(np.unique(target_block[wanted_here & ~there]).tolist())
-        kept = wanted_here & there
-        found = _Segments(source_offsets[kept], target_offsets[kept], lengths[kept])
-        return _Found(found, self._edges(target, first[wanted_here], first[kept], wanted.stop))
+        found = _Segments(source_offsets, target_offsets, lengths)
+        here, there = target_block != NULL_BLOCK, source_block != NULL_BLOCK
+        if here.all() and there.all():
+            return _Found(found, self._edges(target, first, first, wanted.stop))
+        visible = tokens.reach.first_needed(lacking.stop) // rate
+        needed = first + lengths > visible
+        _check_needed(source_table, needed & ~there, np.maximum(first, visible))
+        _check_needed(target_table, needed & ~here, np.maximum(first, visible))
+        self.incomplete[target.group].update(np.unique(target_block[here & ~there]).tolist())
+        kept = here & there
+        return _Found(found.of(kept), self._edges(target, first[here], first[kept], wanted.stop))
 
     def _edges(self, target: ReadEnd, here: Offsets, kept: Offsets, stop: int) -> Sequence[int]:
         """Where stripes begin among the kept segments: what the target wants ``here`` decides, whoever has it."""
@@ -279,12 +280,13 @@ def _locate(first: Offsets, end: ReadEnd, table: BlockTable) -> tuple[Offsets, O
     local = first if end.tokens is None else end.tokens.local(first)
     position, within = np.divmod(local, geometry.block_entries)
     blocks = table.lookup(position, end.num_blocks)
+    if geometry.kernel_block_entries == geometry.block_entries:
+        return blocks * geometry.block_stride + within * geometry.entry_stride, blocks
     kernel, entry = np.divmod(within, geometry.kernel_block_entries)
     return blocks * geometry.block_stride + kernel * geometry.kernel_stride + entry * geometry.entry_stride, blocks
 
 
-def _check_needed(table: BlockTable, blocks: Offsets, needed: npt.NDArray[np.bool_], first: Offsets) -> None:
-    holes = needed & (blocks == NULL_BLOCK)
+def _check_needed(table: BlockTable, holes: npt.NDArray[np.bool_], first: Offsets) -> None:
     if holes.any():
         raise BlockTableError(
             f"{table.name}: entry {int(first[holes][0])} is needed for the next token, but its block is null; "
@@ -325,15 +327,14 @@ def _entry_runs(found: _Segments, bundle: Bundle) -> Runs:
 
 def _for_layers(runs: Runs, bundle: Bundle) -> Rows:
     """Layers by rising source address: their rows then often rise as they are."""
-    source, target = bundle.source, bundle.read.target
-    count, order = len(runs.source), np.argsort(source.addresses, kind="stable")
+    places, count = bundle.layers, len(runs.source)
     return Rows(
-        source.coordinates,
-        (source.addresses[order, None] + runs.source.astype(np.uint64)).ravel(),
-        (target.addresses[order, None] + runs.target.astype(np.uint64)).ravel(),
-        np.tile(runs.nbytes.astype(np.uint64), len(order)),
-        np.repeat(source.regions[order], count),
-        np.repeat(target.regions[order], count),
+        bundle.source.coordinates,
+        (places.source[:, None] + runs.source.astype(np.uint64)).ravel(),
+        (places.target[:, None] + runs.target.astype(np.uint64)).ravel(),
+        runs.nbytes.astype(np.uint64)[None].repeat(len(places.source), axis=0).ravel(),
+        places.source_region.repeat(count),
+        places.target_region.repeat(count),
     )
 
 
@@ -355,13 +356,13 @@ def _coalesce(rows: Rows) -> Rows:
     if (rows.source_address[:-1] > rows.source_address[1:]).any():
         rows = _taken(rows, np.argsort(rows.source_address, kind="stable"))
     source, target, nbytes = rows.source_address, rows.target_address, rows.nbytes
-    source_region, target_region = rows.source_region, rows.target_region
-    breaks = np.ones(len(source), dtype=np.bool_)
-    breaks[1:] = (source[:-1] + nbytes[:-1] != source[1:]) | (target[:-1] + nbytes[:-1] != target[1:])
-    breaks[1:] |= (source_region[:-1] != source_region[1:]) | (target_region[:-1] != target_region[1:])
-    if breaks.all():
+    continues = source[:-1] + nbytes[:-1] == source[1:]
+    continues &= target[:-1] + nbytes[:-1] == target[1:]
+    if not continues.any():
         return rows
-    starts = np.flatnonzero(breaks)
+    continues &= rows.source_region[:-1] == rows.source_region[1:]
+    continues &= rows.target_region[:-1] == rows.target_region[1:]
+    starts = np.flatnonzero(np.concatenate(([True], ~continues)))
     return replace(_taken(rows, starts), nbytes=np.add.reduceat(nbytes, starts))
 
 

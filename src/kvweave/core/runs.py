@@ -46,12 +46,16 @@ class Runs(NamedTuple):
 
     def merged(self) -> Runs:
         """By rising source offset, neighbours joined that continue on both sides."""
-        order = np.argsort(self.source, kind="stable")
-        source, target, nbytes = (column[order] for column in self)
-        breaks = np.ones(len(source), dtype=np.bool_)
-        breaks[1:] = (source[:-1] + nbytes[:-1] != source[1:]) | (target[:-1] + nbytes[:-1] != target[1:])
-        starts = np.flatnonzero(breaks)
-        return Runs(source[starts], target[starts], np.add.reduceat(nbytes, starts) if len(starts) else nbytes)
+        source, target, nbytes = self
+        if (source[:-1] > source[1:]).any():
+            order = np.argsort(source, kind="stable")
+            source, target, nbytes = source[order], target[order], nbytes[order]
+        continues = source[:-1] + nbytes[:-1] == source[1:]
+        continues &= target[:-1] + nbytes[:-1] == target[1:]
+        if not continues.any():
+            return Runs(source, target, nbytes)
+        starts = np.flatnonzero(np.concatenate(([True], ~continues)))
+        return Runs(source[starts], target[starts], np.add.reduceat(nbytes, starts))
 
     def joins(self, source: Geometry, target: Geometry) -> bool:
         """Whether one entry's runs continue in those of the next entry of the block."""

@@ -98,12 +98,15 @@ def shared_runs(one: TokenShare, other: TokenShare) -> tuple[tuple[Interval, ...
 
 
 def segments(wanted: Interval, steps: Iterable[int]) -> tuple[Entries, Entries]:
-    """``wanted`` cut at every multiple of each step: first entries and lengths, in order.
+    """``wanted`` cut at every multiple of each step: first entries and lengths, in order; none of an empty one.
 
     >>> [part.tolist() for part in segments(Interval(10, 40), (16, 24))]
     [[10, 16, 24, 32], [6, 8, 8, 8]]
     """
+    if not wanted:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     cuts = [np.arange(wanted.start // step * step + step, wanted.stop, step, dtype=np.int64) for step in set(steps)]
     inner = cuts[0] if len(cuts) == 1 else np.unique(np.concatenate(cuts))
-    edges = np.concatenate(([wanted.start], inner, [wanted.stop])).astype(np.int64)
-    return edges[:-1], np.diff(edges)
+    edges = np.empty(len(inner) + 2, dtype=np.int64)
+    edges[0], edges[1:-1], edges[-1] = wanted.start, inner, wanted.stop
+    return edges[:-1], edges[1:] - edges[:-1]

@@ -3,7 +3,7 @@
 Other threads hand over commands and wake it. How long it waits between two rounds follows from what is open::
 
     READING   own reads are open          no wait, other threads get a turn: bytes move only inside a round
-    SERVING   a peer may be reading, or an answer is awaited      a fifth of a millisecond
+    SERVING   a peer may be reading, or an answer is awaited      until a command comes, at most a fifth of a ms
     WAITING   something is open that messages will tell of        until one or a command comes, at most 10 ms
     IDLE      nothing is open             the same, at most 100 ms
 
@@ -73,6 +73,7 @@ class PollingThread:
         self._poller = zmq.Poller()
         self._watched: tuple[Any, ...] = ()
         self._closing = threading.Event()
+        self._told = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"kvweave {name}", daemon=True)
         self._thread.start()
 
@@ -83,6 +84,7 @@ class PollingThread:
 
     def wake(self) -> None:
         """Ends the thread's wait; callable from any thread."""
+        self._told.set()
         with suppress(OSError):
             self._waker.send(b"w")
 
@@ -102,6 +104,7 @@ class PollingThread:
         cause: BaseException | None = None
         try:
             while not self._closing.is_set():
+                self._told.clear()
                 self._wait(self._pollable.poll())
             self._finish()
         except KVWeaveError as error:
@@ -124,8 +127,11 @@ class PollingThread:
             time.sleep(SERVING_SECONDS)
 
     def _wait(self, activity: Activity) -> None:
-        if activity >= Activity.SERVING:
-            time.sleep(0 if activity is Activity.READING else SERVING_SECONDS)
+        if activity is Activity.READING:
+            time.sleep(0)
+            return
+        if activity is Activity.SERVING:
+            self._told.wait(SERVING_SECONDS)
             return
         self._watch((self._wakened, *self._pollable.sockets()))
         told = self._poller.poll(IDLE_MILLISECONDS if activity is Activity.IDLE else WAITING_MILLISECONDS)

@@ -287,7 +287,7 @@ class TransportContract:
 
     def test_disconnecting_ends_the_reads_under_way(self, pair: TransportPair, peer: str) -> None:
         """All of them, whichever had begun."""
-        handles = [pair.target.read(peer, pair.rows(*scattered(5_000, 4_000))) for _ in range(3)]
+        handles = [pair.target.read(peer, pair.rows(*scattered(12_000, 1_900))) for _ in range(3)]
         pair.progress()
         pair.target.disconnect(peer)
         pair.finish(*handles)
@@ -295,7 +295,7 @@ class TransportContract:
 
     def test_a_cancelled_read_ends_and_others_go_on(self, pair: TransportPair, peer: str) -> None:
         """Cancelling twice is harmless."""
-        cancelled = pair.target.read(peer, pair.rows(*scattered(5_000, 4_000)))
+        cancelled = pair.target.read(peer, pair.rows(*scattered(12_000, 1_900)))
         other = pair.target.read(peer, pair.rows([3], [3], [3]))
         pair.target.cancel(cancelled)
         pair.target.cancel(cancelled)
@@ -312,7 +312,7 @@ class TransportContract:
     def test_a_terminal_read_writes_no_more(self, pair: TransportPair, peer: str) -> None:
         """Its target may be used again."""
         done = pair.read(peer, pair.rows(*scattered(100, 4_000)))
-        cancelled = pair.target.read(peer, pair.rows(*scattered(5_000, 4_000)))
+        cancelled = pair.target.read(peer, pair.rows(*scattered(12_000, 1_900)))
         pair.progress()
         pair.target.cancel(cancelled)
         pair.finish(done, cancelled)
@@ -324,7 +324,7 @@ class TransportContract:
     def test_closing_ends_everything_and_may_be_repeated(self, own_pair: TransportPair) -> None:
         """Harmless calls stay harmless, others are refused."""
         peer = own_pair.connect()
-        handle = own_pair.target.read(peer, own_pair.rows(*scattered(5_000, 4_000)))
+        handle = own_pair.target.read(peer, own_pair.rows(*scattered(12_000, 1_900)))
         own_pair.progress()
         own_pair.target.close()
         own_pair.target.close()

@@ -30,7 +30,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +47,13 @@ from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
 from kvweave.transport.staged_source import StagedSource
 from kvweave.transport.staging_ring import StagingRing
 
-MOST_POSTED_PIECES = 2
-MOST_ROUND_BYTES = 4 * MOST_POST_BYTES
-"""What one ``progress()`` posts: some milliseconds, as a post of the most rows takes. What else a round of the polling
-thread does takes tenths of one, and must be a small part of a large read."""
+MOST_POSTED_PIECES = 5
+MOST_BATCH_BYTES = 4 * MOST_POST_BYTES + MOST_POST_BYTES // 2
+MOST_BATCH_ROWS = 2 * MOST_POST_ROWS
+ROUND_BATCHES = 2
+"""A batch is prepared together and then posted, which takes some milliseconds: a few full posts, and what is left over
+of a read behind its last one. One ``progress()`` posts two batches. What else a round of the polling thread does takes
+half a millisecond, and must be a small part of a large read."""
 MOST_GATHERS = 8
 """Slots gathered in one round, with progress in between, for which readers wait."""
 MOST_LOOKS = 20
@@ -159,7 +162,7 @@ class NixlTransport:
         handle.cancel(TransportError(TransportErrorKind.CANCELLED, f"read from {handle.peer}: cancelled by its caller"))
 
     def progress(self) -> int:
-        """See ``Transport``. Takes about as long as copying ``MOST_ROUND_BYTES``."""
+        """See ``Transport``. Takes about as long as copying ``ROUND_BATCHES`` batches."""
         if self._closed:
             return 0
         self._serve()
@@ -168,7 +171,8 @@ class NixlTransport:
         for peer in tuple(self._peers.values()):
             if peer.proven and peer.staged is not None and peer.staged.busy:
                 peer.staged.advance(self._clock())
-        self._post_next()
+        for _ in range(ROUND_BATCHES):
+            self._post_batch()
         self._reads = deque(read for read in self._reads if not read.state.terminal)
         self._let_go()
         return len(self._reads)
@@ -297,9 +301,19 @@ class NixlTransport:
         if probe.trials is not None and not probe.waiting and peer.staged is not None:
             peer.rates = Rates.of(probe.trials.cost(), *copying(self._clock), peer.staged.slot_bytes)
 
-    def _post_next(self) -> None:
-        """Posts a piece of one read after the other that may post, as far as all together are no more than a round
-        takes, and puts these reads last.
+    def _post_batch(self) -> None:
+        """Prepares some pieces, then posts them one right after the other: a copy drives everything else out of the
+        processor's caches, so what is done between two of them costs a multiple.
+        """
+        batch = list(self._prepare_batch())
+        for read, piece in batch:
+            self._post(read, piece)
+        for read in dict.fromkeys(read for read, _ in batch):
+            self._collect(read)
+
+    def _prepare_batch(self) -> Iterator[tuple[PiecewiseRead, Any]]:
+        """Pieces of one read after the other that may post, as far as they fit into a batch; these reads are then
+        last.
         """
         nbytes, num_rows, passed = 0, 0, 0
         while passed < len(self._reads):
@@ -308,9 +322,12 @@ class NixlTransport:
             if self._may_post(read):
                 rows = read.waiting[0]
                 nbytes, num_rows = nbytes + rows.total_bytes, num_rows + len(rows)
-                if num_rows > len(rows) and (nbytes > MOST_ROUND_BYTES or num_rows > MOST_POST_ROWS):
+                if num_rows > len(rows) and (nbytes > MOST_BATCH_BYTES or num_rows > MOST_BATCH_ROWS):
                     return
-                self._post(read, read.waiting.popleft())
+                piece = self._prepare(read, read.waiting.popleft())
+                if piece is not None:
+                    read.posted.append(piece)
+                    yield read, piece
                 passed = 0
             self._reads.rotate(-1)
 
@@ -319,19 +336,26 @@ class NixlTransport:
             return False
         return isinstance(read, ProbeRead) or self._peers[read.peer].proven
 
-    def _post(self, read: PiecewiseRead, rows: ReadRows) -> Any:
-        """Posts a piece, and collects it when it ended at once; the piece, or None when it could not be posted."""
-        if isinstance(read, ProbeRead):
-            read.posted_at = self._clock()
+    def _prepare(self, read: PiecewiseRead, rows: ReadRows) -> Any:
+        """A piece that can be posted; None when its read is doomed."""
         try:
-            piece = self._agent.prepare(read.peer, rows)
-            read.posted.append(piece)
-            self._agent.start(piece)
+            return self._agent.prepare(read.peer, rows)
         except TransportError as error:
             self._met(read, error)
             return None
-        self._collect(read)
-        return piece
+
+    def _post(self, read: PiecewiseRead, piece: Any) -> None:
+        """Posts a prepared piece; one of a read that was doomed meanwhile is given up."""
+        if read.state is not ReadState.IN_PROGRESS:
+            read.posted.remove(piece)
+            self._agent.release(piece)
+            return
+        if isinstance(read, ProbeRead):
+            read.posted_at = self._clock()
+        try:
+            self._agent.start(piece)
+        except TransportError as error:
+            self._met(read, error)
 
     def _met(self, read: PiecewiseRead, error: TransportError) -> None:
         """Dooms a read that met an error, and with a lost peer all its reads."""

@@ -19,6 +19,14 @@ REGION_RECORD = np.dtype([("address", "<u8"), ("nbytes", "<u8"), ("device", "<u4
 """One region in agent data; ``memory`` counts in ``MEMORY_KINDS``."""
 
 Span = tuple[UInt64Array, UInt64Array]
+"""The starts of regions of one kind, rising, and their ends."""
+Starts = npt.NDArray[np.intp]
+"""Where groups of neighbouring rows begin: the first at row 0, the last one ends with the rows."""
+
+MANY_ROWS = 1024
+"""From so many rows on they are looked at in groups."""
+
+_NOWHERE: Span = (np.zeros(0, np.uint64), np.zeros(0, np.uint64))
 
 
 class MemoryRegion(Protocol):
@@ -67,24 +75,60 @@ class RegionTable:
         added = np.array([_record(region) for region in regions], REGION_RECORD)
         return RegionTable(np.concatenate((self.records, added)))
 
-    def first_outside(self, memory: str, device: int, address: UInt64Array, nbytes: UInt64Array) -> int | None:
-        """The first row that does not lie inside one region, or None."""
-        starts, ends = self._spans.get((memory, device), (np.zeros(0, np.uint64), np.zeros(0, np.uint64)))
-        if len(starts) == 0:
-            return 0 if len(address) else None
-        slot = np.searchsorted(starts, address, side="right") - 1
-        inside = (slot >= 0) & (address + nbytes <= ends[np.maximum(slot, 0)])
-        return None if inside.all() else int(np.argmin(inside))
+    def groups(self, memory: str, device: int, address: UInt64Array) -> Starts:
+        """Groups that begin where rising addresses come into another region; of others, they begin anywhere."""
+        starts, _ = self._spans.get((memory, device), _NOWHERE)
+        begins = np.unique(np.append(np.searchsorted(address, starts), 0))
+        return begins[begins < len(address)]
+
+    def first_outside(
+        self, memory: str, device: int, address: UInt64Array, nbytes: UInt64Array, groups: Starts | None = None
+    ) -> int | None:
+        """The first row that does not lie inside one region, or None.
+
+        A row is looked at by itself only where its group does not lie inside one region as a whole. Groups change
+        what that costs and nothing else; without them it is every row.
+        """
+        if len(address) == 0:
+            return None
+        span = self._spans.get((memory, device))
+        if span is None:
+            return 0
+        rows = np.arange(len(address)) if groups is None else _in_doubt(span, address, nbytes, groups)
+        inside = _inside(span, address[rows], address[rows], nbytes[rows])
+        return None if inside.all() else int(rows[np.argmin(inside)])
+
+
+def _in_doubt(span: Span, address: UInt64Array, nbytes: UInt64Array, groups: Starts) -> Starts:
+    """The rows, in order, of groups that do not lie inside one region as a whole."""
+    lowest, highest = np.minimum.reduceat(address, groups), np.maximum.reduceat(address, groups)
+    inside = _inside(span, lowest, highest, np.maximum.reduceat(nbytes, groups))
+    if inside.all():
+        return np.zeros(0, np.intp)
+    return np.flatnonzero(np.repeat(~inside, np.diff(groups, append=len(address))))
+
+
+def _inside(span: Span, lowest: UInt64Array, highest: UInt64Array, longest: UInt64Array) -> npt.NDArray[np.bool_]:
+    """Which groups of rows surely lie in one region each, by their addresses and the bytes of their longest row.
+
+    Of a group of one row it says exactly whether it does. No sum passes 64 bits.
+    """
+    starts, ends = span
+    slot = np.searchsorted(starts, lowest, side="right") - 1
+    end = ends[slot]  # of slot -1: some end, and the group is not inside
+    return (slot >= 0) & (highest <= end) & (longest <= end - highest)
 
 
 def outside_error(rows: ReadRows, source: RegionTable, target: RegionTable) -> TransportError | None:
     """Why the rows may not be read (NOT_REGISTERED), naming the first bad row; None when all lie in one region each."""
+    many = len(rows) >= MANY_ROWS
+    groups = source.groups(rows.source_memory, rows.source_device, rows.source_address) if many else None
     sides = (
         ("source", source, rows.source_memory, rows.source_device, rows.source_address),
         ("target", target, rows.target_memory, rows.target_device, rows.target_address),
     )
     for side, table, memory, device, address in sides:
-        row = table.first_outside(memory, device, address, rows.nbytes)
+        row = table.first_outside(memory, device, address, rows.nbytes, groups)
         if row is not None:
             return TransportError(
                 TransportErrorKind.NOT_REGISTERED,

@@ -11,7 +11,7 @@ All rows of one read share a memory kind and a device on each side. Addresses ar
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,8 @@ class ReadRows:
     """Rows of one read: three uint64 arrays of shape (rows,), and where each side's memory lives.
 
     Raises ``LocalProtocolError`` when the arrays differ in shape or type, or a row is empty or passes the end of the
-    address space. Target ranges must not overlap: that is the plan's promise and is not checked here.
+    address space; nothing is looked at in rows that are ``checked``, as a part of others is. Target ranges must not
+    overlap: that is the plan's promise and is not checked here.
     """
 
     source_address: UInt64Array
@@ -36,8 +37,11 @@ class ReadRows:
     source_device: int = 0
     target_memory: str = "DRAM"
     target_device: int = 0
+    checked: InitVar[bool] = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, checked: bool) -> None:
+        if checked:
+            return
         for name in ("source_address", "target_address", "nbytes"):
             array = getattr(self, name)
             if array.dtype != np.uint64 or array.shape != (len(self.nbytes),):
@@ -45,12 +49,17 @@ class ReadRows:
                     f"read rows: {name} is {array.dtype} of shape {array.shape}; it must be uint64 of shape "
                     f"({len(self.nbytes)},), as nbytes is"
                 )
-        if not self.nbytes.all():
-            row = int(np.flatnonzero(self.nbytes == 0)[0])
+        if len(self.nbytes):
+            self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        if not self.nbytes.min():
+            row = int(np.argmin(self.nbytes))
             raise LocalProtocolError(f"read rows: nbytes of row {row} is 0; leave empty rows out")
+        last = 2**64 - int(self.nbytes.max())
         for name in ("source_address", "target_address"):
             address = getattr(self, name)
-            if (address + self.nbytes < address).any():
+            if address.max() > last and (address + self.nbytes < address).any():
                 raise LocalProtocolError(f"read rows: a row of {name} passes the end of the 64-bit address space")
 
     def __len__(self) -> int:
@@ -66,16 +75,16 @@ class ReadRows:
         part = slice(start, stop)
         return ReadRows(
             self.source_address[part], self.target_address[part], self.nbytes[part],
-            self.source_memory, self.source_device, self.target_memory, self.target_device,
+            self.source_memory, self.source_device, self.target_memory, self.target_device, checked=True,
         )  # fmt: skip
 
 
 def cut_for_posts(rows: ReadRows, most_bytes: int) -> ReadRows:
     """The same bytes, cut wherever they pass a multiple of ``most_bytes``, so that posts of long rows are full.
 
-    Rows of less than a sixteenth of that fill a post well enough; then, and where nothing is to cut, it is ``rows``.
+    Rows of less than an eighth of that fill a post well enough; then, and where nothing is to cut, it is ``rows``.
     """
-    if len(rows) == 0 or rows.nbytes.max() * np.uint64(16) < most_bytes:
+    if len(rows) == 0 or 8 * int(rows.nbytes.max()) < most_bytes:
         return rows
     ends = np.cumsum(rows.nbytes, dtype=np.uint64)
     cuts = np.arange(most_bytes, int(ends[-1]), most_bytes, dtype=np.uint64)
@@ -96,13 +105,30 @@ def cut_for_posts(rows: ReadRows, most_bytes: int) -> ReadRows:
 def split_into_posts(rows: ReadRows, most_bytes: int, most_rows: int) -> Iterator[ReadRows]:
     """The same bytes as consecutive posts of at most ``most_bytes`` bytes and ``most_rows`` rows each."""
     rows = cut_for_posts(rows, most_bytes)
-    ends = np.cumsum(rows.nbytes, dtype=np.uint64)
-    start, before = 0, 0
-    while start < len(rows):
-        stop = int(np.searchsorted(ends, np.uint64(before + most_bytes), side="right"))
-        stop = min(stop, start + most_rows)
+    start = 0
+    for stop in _post_ends(rows, most_bytes, most_rows):
         yield rows.take(start, stop)
-        start, before = stop, int(ends[stop - 1])
+        start = stop
+
+
+def _post_ends(rows: ReadRows, most_bytes: int, most_rows: int) -> Iterator[int]:
+    """The row behind the last one of each post."""
+    count = len(rows)
+    if count == 0:
+        return
+    longest = int(rows.nbytes.max())
+    step = min(most_bytes // longest, most_rows)
+    if step == most_rows or longest == rows.nbytes.min():
+        yield from range(step, count, step)
+        yield count
+        return
+    ends = np.cumsum(rows.nbytes, dtype=np.uint64)
+    stop, before = 0, 0
+    while stop < count:
+        full = int(np.searchsorted(ends, np.uint64(before + most_bytes), side="right"))
+        stop = min(full, stop + most_rows)
+        before = int(ends[stop - 1])
+        yield stop
 
 
 def single(value: int) -> UInt64Array:
