@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvweave.core.block_table import NULL_BLOCK
-from kvweave.testing.simulation.memory import TOKENS_PER_BLOCK, BlockPool, num_blocks, slot_of
-from kvweave.testing.simulation.scenario import Shape
+from kvweave.testing.simulation.memory import BlockPool, num_blocks, slot_of
+from kvweave.testing.simulation.scenario import TOKENS_PER_BLOCK, Shape
 
 KEPT, WINDOW, STATE = "full", "window", "state"
 """The groups of layers."""

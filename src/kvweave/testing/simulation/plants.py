@@ -29,6 +29,7 @@ from kvweave.protocol.messages import Acknowledge, Claim, Claimed, OfferKey
 from kvweave.protocol.offer import Guest, OfferBook
 from kvweave.protocol.sides import DecodeSide, PrefillSide
 from kvweave.protocol.states import FetchEvent, FetchState, OfferState
+from kvweave.testing.simulation.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,14 @@ class Plant:
     name: str
     prefill: Callable[[PrefillSide], None]
     decode: Callable[[DecodeSide], None]
+    ranks: Callable[[Ranks], None]
 
 
 def _nothing(side: object) -> None:
     """Leaves a side as it is."""
 
 
-NO_PLANT = Plant("nothing", _nothing, _nothing)
+NO_PLANT = Plant("nothing", _nothing, _nothing, _nothing)
 
 
 class _AnyGeneration(OfferBook):
@@ -143,15 +145,15 @@ PLANTS: Mapping[str, Plant] = MappingProxyType(
     {
         plant.name: plant
         for plant in (
-            Plant("generation", _offers(_AnyGeneration), _nothing),
-            Plant("lease", _nothing, _fetches(_AnyMoment)),
-            Plant("rank-count", _offers(_AnyRank), _nothing),
-            Plant("all-reads", _nothing, _fetches(_FirstRead)),
-            Plant("grant", _nothing, _fetches(_NoGrant)),
-            Plant("first-claim", _offers(_LastClaim), _nothing),
-            Plant("claim-number", _offers(_AnyClaim), _nothing),
-            Plant("retry", _nothing, _fetches(_EarlyAcknowledgement)),
-            Plant("closing", _offers(_EarlyRelease), _nothing),
+            Plant("generation", _offers(_AnyGeneration), _nothing, _nothing),
+            Plant("lease", _nothing, _fetches(_AnyMoment), _nothing),
+            Plant("rank-count", _offers(_AnyRank), _nothing, _nothing),
+            Plant("all-reads", _nothing, _fetches(_FirstRead), _nothing),
+            Plant("grant", _nothing, _fetches(_NoGrant), _nothing),
+            Plant("first-claim", _offers(_LastClaim), _nothing, _nothing),
+            Plant("claim-number", _offers(_AnyClaim), _nothing, _nothing),
+            Plant("retry", _nothing, _fetches(_EarlyAcknowledgement), _nothing),
+            Plant("closing", _offers(_EarlyRelease), _nothing, _nothing),
         )
     }
 )

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvweave.testing.simulation.ledger import Ledger
-from kvweave.testing.simulation.memory import TOKENS_PER_BLOCK, BlockPool
-from kvweave.testing.simulation.scenario import FailingReads, SlowReads, Weather
+from kvweave.testing.simulation.memory import BlockPool
+from kvweave.testing.simulation.scenario import TOKENS_PER_BLOCK, FailingReads, SlowReads, Weather
 from kvweave.testing.simulation.schedule import Process
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ class Place:
 
 
 LARGE_HEAD = 2**17
-"""Of one head, keys and values of a block of four tokens are then 4 MiB."""
+"""Of one head, keys and values of a block of four tokens are then 2 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Shape:
     """An engine of ``tp`` ranks over ``heads`` key-value heads, with a pool of ``blocks`` blocks.
 
     With more ranks than heads, ranks are replicas of each other. ``head_size`` tells models apart that do not fit; with
-    ``LARGE_HEAD`` two blocks are large enough for stripes. ``mixed``: there are a layer with a window and one with a
+    ``LARGE_HEAD`` requests of two blocks are read in stripes. ``mixed``: there are a layer with a window and one with a
     state as well.
     """
 

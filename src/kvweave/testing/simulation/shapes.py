@@ -6,7 +6,7 @@ one kind of layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -24,8 +24,8 @@ from kvweave.core.spec import FullAttentionSpec, MambaSpec, SlidingWindowSpec, S
 from kvweave.core.stripes import Stripe, stripe_edges
 from kvweave.protocol.effects import PostReads
 from kvweave.testing.simulation.blocks import KEPT, STATE, WINDOW, WINDOW_TOKENS, first_visible
-from kvweave.testing.simulation.memory import TOKENS_PER_BLOCK, num_blocks, slot_of
-from kvweave.testing.simulation.scenario import Shape
+from kvweave.testing.simulation.memory import content, num_blocks, slot_of, state_content
+from kvweave.testing.simulation.scenario import TOKENS_PER_BLOCK, Shape
 
 STATE_HEADS = 4
 
@@ -79,6 +79,8 @@ def reads_of(source: Shape, target: Shape) -> tuple[RankReads, ...]:
 def slot_pairs(piece: PlannedRead, command: PostReads, stripe: Stripe) -> list[tuple[int, int]]:
     """From which slots into which one stripe of a piece is read; see ``core/descriptors.py`` for the rules."""
     array, group = piece.array, piece.target.group
+    if command.portion is not None and not command.portion.moves(array):
+        return []
     source, target = command.source_tables[group], command.target_tables[group]
     if array.tokens is None:
         return [] if stripe.number else [(source[-1] * TOKENS_PER_BLOCK, target[-1] * TOKENS_PER_BLOCK)]
@@ -111,3 +113,33 @@ def _ends_whole(tables: Mapping[str, tuple[int, ...]], start_token: int, num_tok
         return False
     visible = range(max(start_token, first_visible(num_tokens)), num_tokens)
     return all(window[token // TOKENS_PER_BLOCK] != NULL_BLOCK for token in visible)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a target's blocks must hold: the tokens of one run from ``start_token`` on, and its end."""
+
+    tables: Mapping[str, tuple[int, ...]]
+    start_token: int
+    num_tokens: int
+    serial: int
+
+
+def wrong_blocks(
+    source: Shape, target: Shape, wanted: Wanted, label: Callable[[int, int, int], int | None]
+) -> Iterator[tuple[int, int]]:
+    """The ranks and blocks whose content is not what is wanted, by the ``label`` of (rank, piece, slot)."""
+    for rank, reads in enumerate(reads_of(source, target)):
+        for place, piece in enumerate(reads.pieces):
+            for slot, right in _contents(piece, wanted):
+                if label(rank, place, slot) != right:
+                    yield rank, slot // TOKENS_PER_BLOCK
+
+
+def _contents(piece: PlannedRead, wanted: Wanted) -> Iterator[tuple[int, int]]:
+    table, tokens, stop = wanted.tables[piece.target.group], piece.array.tokens, wanted.num_tokens
+    if tokens is None:
+        yield table[-1] * TOKENS_PER_BLOCK, state_content(wanted.serial, stop)
+        return
+    for token in range(max(wanted.start_token, tokens.reach.first_needed(stop)), stop):
+        yield slot_of(table, token), content(wanted.serial, token)
