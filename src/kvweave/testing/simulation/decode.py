@@ -19,6 +19,7 @@ from kvweave.protocol.effects import (
     Drained,
     DropPeer,
     Failed,
+    FailureReason,
     FetchPart,
     PeerLost,
     PeerReady,
@@ -268,6 +269,8 @@ class DecodeProcess(Process):
         transfer.report = effect
         if isinstance(effect, Failed):
             self._ledger.count(f"failed: {effect.reason.value}")
+            ends = effect.reason is not FailureReason.CLOSED or self.closing
+            self._ledger.require(ends, f"{self.name}: fetch {effect.fetch} fails as if the engine closed")
             self._ledger.note(f"{self.name} fails", f"fetch {effect.fetch}", effect.reason.value, effect.text)
             if transfer in self._waiting:
                 self._waiting.remove(transfer)

@@ -34,7 +34,7 @@ def with_ways(ordinary: Scenario, calm: bool) -> Scenario:
     dice = random.Random(f"scenario {ordinary.seed} ways")
     if dice.random() < 0.4:
         return ordinary
-    striped, share, mixed = dice.random() < 0.5, dice.choice((0.0, 0.1, 0.2, 0.3)), dice.random() < 0.5
+    striped, share, mixed = dice.random() < 0.5, dice.choice((0.0, 0.2, 0.3, 0.4)), dice.random() < 0.5
     scenario = ordinary
     if striped:
         scenario = _striped(dice, scenario, calm)
