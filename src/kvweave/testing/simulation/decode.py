@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 class Transfer:
     """One request as it truly is. ``serial`` is what its reference stands for, None where that is nothing.
 
-    What is ``followed`` has no reference before the ``order`` of the final offer.
+    ``order`` of what is ``followed`` is that of its newest part, offered by ``source``.
+    ``taken``: the engine has it in its books, where it is until the end also when nothing new is taken.
     """
 
     number: int
@@ -60,6 +61,7 @@ class Transfer:
     blocks: Blocks | None = None
     report: Delivered | Failed | None = None
     followed: bool = False
+    taken: bool = False
     source: PrefillProcess | None = None
 
     @property
@@ -120,6 +122,7 @@ class DecodeProcess(Process):
         self._ledger.count("fetches")
         self._ledger.note(f"{self.name} takes", f"request {plan.number}", reference.offer, f"fetch {transfer.number}")
         if plan.queue_seconds is not None or self._waiting or self.pool.free < self._needed(transfer):
+            transfer.taken = True
             self.perform(self.side.hold(self.clock, transfer.number, reference.address, reference))
         self._admit(transfer)
 
@@ -128,7 +131,7 @@ class DecodeProcess(Process):
         if not self.taking:
             self._ledger.count("requests turned away")
             return
-        transfer = Transfer(next(self._numbers), plan, address, followed=True)
+        transfer = Transfer(next(self._numbers), plan, address, followed=True, taken=True)
         self.transfers[transfer.number] = transfer
         self._ledger.count("followed")
         self._ledger.note(f"{self.name} follows", f"request {plan.number}", f"fetch {transfer.number}")
@@ -202,12 +205,12 @@ class DecodeProcess(Process):
 
     def _note_part(self, effect: FetchPart) -> None:
         transfer = self._parts[effect.fetch] = self.transfers[effect.follow]
-        order, final = effect.order, effect.order.portion is not None and effect.order.portion.others
+        order = transfer.order = effect.order
+        transfer.source = self.ranks.source(order.address)
+        final = self._world.final_of(transfer.source, order.reference.offer) is not None
         self._ledger.count("final offers fetched" if final else "chunks fetched")
-        text = f"tokens {order.portion} to {order.reference.num_tokens} of {order.reference.offer}"
+        text = f"{order.portion} to {order.reference.num_tokens} of {order.reference.offer}"
         self._ledger.note(f"{self.name} fetches a part", f"fetch {effect.follow}", text)
-        if final:
-            transfer.order, transfer.source = order, self.ranks.source(order.address)
 
     def _needed(self, transfer: Transfer) -> int:
         return blocks_needed(self.shape, transfer.plan.num_tokens)
@@ -269,7 +272,7 @@ class DecodeProcess(Process):
         transfer.report = effect
         if isinstance(effect, Failed):
             self._ledger.count(f"failed: {effect.reason.value}")
-            ends = effect.reason is not FailureReason.CLOSED or self.closing
+            ends = effect.reason is not FailureReason.CLOSED or self.closing or not transfer.taken
             self._ledger.require(ends, f"{self.name}: fetch {effect.fetch} fails as if the engine closed")
             self._ledger.note(f"{self.name} fails", f"fetch {effect.fetch}", effect.reason.value, effect.text)
             if transfer in self._waiting:
@@ -286,7 +289,8 @@ class DecodeProcess(Process):
         number, order = transfer.number, transfer.order
         self._ledger.require(number not in self.reads.open, f"{self.name}: fetch {number} is delivered while it reads")
         if transfer.followed and order is not None:
-            transfer.serial = self._world.followed(transfer.plan, transfer.source, order.reference.offer)
+            final = self._world.final_of(transfer.source, order.reference.offer)
+            transfer.serial = final.serial if final is not None and final.answers(transfer.plan) else None
         if order is None or transfer.serial is None:
             self._ledger.fail(f"{self.name}: fetch {number} is delivered, but its reference is a false one")
         source = self._world.source_of(transfer.serial)

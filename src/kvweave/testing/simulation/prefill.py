@@ -87,6 +87,7 @@ class PrefillProcess(Process):
         self._ledger.require(
             pinned == len(self.offers), f"{self.name}: {pinned} offers in the book, {len(self.offers)} are pinned"
         )
+        self.runs.check()
 
     def drain(self) -> None:
         """Takes nothing new."""

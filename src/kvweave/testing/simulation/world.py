@@ -54,6 +54,20 @@ class Slot:
     start: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Final:
+    """The content behind the final offer of a progressive transfer."""
+
+    serial: int
+    transfer_id: str
+
+    def answers(self, plan: RequestPlan) -> bool:
+        """Whether it is what a request follows, rightly named."""
+        progress = plan.progress
+        misled = progress is not None and progress.told and progress.mistake is not None
+        return progress is not None and progress.transfer_id == self.transfer_id and not misled
+
+
 class World:
     """A scenario as it unfolds. ``delays`` replaces the weather's where a test scripts the network."""
 
@@ -73,7 +87,7 @@ class World:
         self._prefills: dict[str, PrefillProcess] = {}
         self._decodes: list[DecodeProcess] = []
         self._sources: list[str] = []
-        self._finals: dict[tuple[str, OfferKey], tuple[int, str]] = {}
+        self._finals: dict[tuple[str, OfferKey], Final] = {}
         for role, shapes in ((Role.PREFILL, scenario.prefill), (Role.DECODE, scenario.decode)):
             for number, shape in enumerate(shapes):
                 self._start(Place(role, number), shape)
@@ -112,15 +126,11 @@ class World:
 
     def note_final(self, process: PrefillProcess, key: OfferKey, serial: int, transfer_id: str) -> None:
         """The final offer of a progressive transfer."""
-        self._finals[process.name, key] = serial, transfer_id
+        self._finals[process.name, key] = Final(serial, transfer_id)
 
-    def followed(self, plan: RequestPlan, process: PrefillProcess | None, key: OfferKey) -> int | None:
-        """The content behind a final offer, if it is that of the transfer which a request follows, rightly named."""
-        serial, transfer_id = self._finals.get((process.name if process else "", key), (None, ""))
-        progress = plan.progress
-        if progress is None or transfer_id != progress.transfer_id or (progress.told and progress.mistake):
-            return None
-        return serial
+    def final_of(self, process: PrefillProcess | None, key: OfferKey) -> Final | None:
+        """What is behind an offer, if it is a final one."""
+        return None if process is None else self._finals.get((process.name, key))
 
     def reads_under(self, process: PrefillProcess, key: OfferKey) -> list[Read]:
         """All reads under way of fetches that were granted a claim on this offer."""
