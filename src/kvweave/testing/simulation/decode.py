@@ -34,7 +34,7 @@ from kvweave.protocol.sides import DecodeSide
 from kvweave.testing.simulation.blocks import Blocks, blocks_needed
 from kvweave.testing.simulation.memory import BlockPool
 from kvweave.testing.simulation.network import Channel
-from kvweave.testing.simulation.ranks import Ranks
+from kvweave.testing.simulation.ranks import RankCommand, Ranks
 from kvweave.testing.simulation.scenario import Mistake, Place, Progress, RequestPlan, Shape
 from kvweave.testing.simulation.schedule import Process
 from kvweave.testing.simulation.shapes import Wanted, layout_of, wrong_blocks
@@ -181,23 +181,24 @@ class DecodeProcess(Process):
             match effect:
                 case Send():
                     self._send(str(effect.to), encode(effect.message))
-                case DropPeer():
-                    self._drop(effect.address)
-                    self.ranks.submit(effect, self._owner)
-                case ConnectPeer() | PostReads() | RetryReads() | CancelReads():
-                    self.ranks.submit(effect, self._owner)
+                case ConnectPeer() | DropPeer() | PostReads() | RetryReads() | CancelReads():
+                    self._command_ranks(effect)
                 case FetchPart():
                     self._note_part(effect)
                 case Delivered() | Failed():
                     self._report(effect)
                 case Reusable():
                     self._reuse(effect.fetch)
-                case PeerReady():
-                    self._ledger.count("handshakes")
-                case PeerLost():
-                    self._ledger.count("peers lost")
+                case PeerReady() | PeerLost():
+                    self._ledger.count("handshakes" if isinstance(effect, PeerReady) else "peers lost")
                 case Drained():
                     self._drained()
+
+    def _command_ranks(self, command: RankCommand) -> None:
+        channel = self._channels.pop(command.address, None) if isinstance(command, DropPeer) else None
+        if channel is not None:
+            channel.open = False
+        self.ranks.submit(command, self._owner)
 
     def _owner(self, fetch: int) -> int:
         """Whose blocks a fetch reads into."""
@@ -261,17 +262,12 @@ class DecodeProcess(Process):
             channel = self._channels[address] = Channel(self, self, address)
         self._world.network.call(channel, self._world.place_at(address), data)
 
-    def _drop(self, address: str) -> None:
-        channel = self._channels.pop(address, None)
-        if channel is not None:
-            channel.open = False
-
     def _report(self, effect: Delivered | Failed) -> None:
         transfer = self.transfers[effect.fetch]
         self._ledger.require(transfer.report is None, f"{self.name}: fetch {effect.fetch} is reported twice")
         transfer.report = effect
         if isinstance(effect, Failed):
-            self._ledger.count(f"failed: {effect.reason.value}")
+            self._ledger.count(f"{'followed, ' * transfer.followed}failed: {effect.reason.value}")
             ends = effect.reason is not FailureReason.CLOSED or self.closing or not transfer.taken
             self._ledger.require(ends, f"{self.name}: fetch {effect.fetch} fails as if the engine closed")
             self._ledger.note(f"{self.name} fails", f"fetch {effect.fetch}", effect.reason.value, effect.text)

@@ -1,7 +1,7 @@
 """A scenario from a seed: engines, requests and faults of every kind, so close together that they meet.
 
-What is drawn for stripes and for progressive transfers has dice of its own (``ways.py``): the requests and faults beside
-it stay as they are.
+What is drawn for stripes and for progressive transfers has dice of its own (``ways.py``), so the requests and faults
+beside it stay as they are.
 """
 
 from __future__ import annotations

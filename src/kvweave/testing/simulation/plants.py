@@ -209,8 +209,9 @@ class _NoFinalGrant(_NoGrant):
     def reads_ended(self, now: float, number: int, rank: int, completed_at: float) -> tuple[DecodeEffect, ...]:
         fetch = self._fetches.get(number)
         portion = fetch.order.portion if fetch is not None and fetch.order is not None else None
-        final = portion is not None and portion.others
-        return (super() if final else super(_NoGrant, self)).reads_ended(now, number, rank, completed_at)
+        if portion is not None and portion.others:
+            return super().reads_ended(now, number, rank, completed_at)
+        return FetchBook.reads_ended(self, now, number, rank, completed_at)
 
 
 class _NoPartAfterDrain(FetchBook):

@@ -75,8 +75,8 @@ class Progress:
 
     ``steps`` are the tokens that are there after each of them, ``step_seconds`` how long one lasts. ``begin_after`` is
     when the prefill engine gets the prompt, None where it never does; ``follow_after`` when each decode engine of the
-    plan does, both counted from the request; engines without a number do not follow. Of all that the prefill engine does
-    for the request, the acts of ``preempted`` are the loss of its blocks, and act ``given_up`` is the end of it.
+    plan does, both counted from the request; engines without a number do not follow. Of all acts of the prefill engine
+    for the request, those of ``preempted`` are the loss of its blocks, and act ``given_up`` is the end of it.
     ``start_token``: so many tokens the decode engine has already. ``handed_over``: the final offer's reference is
     passed on as well, as if nobody followed. ``told``: decode engines know the prompt's name and length, rightly but
     for a ``mistake``.

@@ -20,7 +20,7 @@ from kvweave.core.parallel import ParallelConfig, RankCoordinates
 from kvweave.core.plan import plan_transfer
 from kvweave.core.portion import keeps_all_tokens
 from kvweave.core.read import Read as PlannedRead
-from kvweave.core.spec import FullAttentionSpec, MambaSpec, SlidingWindowSpec, StatePart
+from kvweave.core.spec import FullAttentionSpec, LayerSpec, MambaSpec, SlidingWindowSpec, StatePart
 from kvweave.core.stripes import Stripe, stripe_edges
 from kvweave.protocol.effects import PostReads
 from kvweave.testing.simulation.blocks import KEPT, STATE, WINDOW, WINDOW_TOKENS, first_visible
@@ -41,7 +41,7 @@ class RankReads:
 @cache
 def layout_of(shape: Shape) -> EngineLayout:
     """The layout of an engine of that shape."""
-    kinds = {KEPT: FullAttentionSpec(num_kv_heads=shape.heads, head_size=shape.head_size)}
+    kinds: dict[str, LayerSpec] = {KEPT: FullAttentionSpec(num_kv_heads=shape.heads, head_size=shape.head_size)}
     if shape.mixed:
         part = StatePart("ssm", (Axis("head", STATE_HEADS, STATE_HEADS), Axis("dim", 8)), DType.of("float32"))
         kinds |= {WINDOW: SlidingWindowSpec(shape.heads, shape.head_size, WINDOW_TOKENS)}

@@ -42,7 +42,7 @@ def with_ways(ordinary: Scenario, calm: bool) -> Scenario:
         return scenario
     scenario = replace(
         scenario, prefill=_larger(scenario.prefill, mixed), decode=_larger(scenario.decode, mixed),
-        timing=replace(scenario.timing, progress_seconds=30.0 if calm else dice.choice((2.0, 6.0))),
+        timing=replace(scenario.timing, progress_seconds=30.0 if calm else dice.choice((2.0, 6.0, 15.0))),
     )  # fmt: skip
     count, horizon = max(1, round(share * len(ordinary.requests))), 0.4 * len(ordinary.requests)
     numbers = range(len(ordinary.requests), len(ordinary.requests) + count)
@@ -83,6 +83,7 @@ def _followed(dice: random.Random, number: int, horizon: float, scenario: Scenar
     decode = (first,) if calm or dice.random() < 0.9 else (first, (first + 1) % engines)
     progress = _progress(dice, number, len(decode), some)
     resent = (moment(dice),) if dice.random() < 0.1 * some else ()
+    lasts = progress.seconds + 2.0
     return RequestPlan(
         number,
         dice.uniform(0.0, horizon),
@@ -94,7 +95,7 @@ def _followed(dice: random.Random, number: int, horizon: float, scenario: Scenar
         dice.uniform(0.01, 0.4),
         dice.choice((None, None, dice.uniform(0.0, 1.0), dice.uniform(0.0, 5.0))),
         lease_seconds=dice.uniform(0.4, 4.0) if dice.random() < 0.3 else None,
-        abort_after=moment(dice) if dice.random() < 0.15 * some else None,
+        abort_after=dice.choice((moment(dice), dice.uniform(0.0, lasts))) if dice.random() < 0.2 * some else None,
         withdraw_after=moment(dice) if dice.random() < 0.1 * some else None,
         resent=resent,
         progress=progress,

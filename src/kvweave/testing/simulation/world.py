@@ -10,11 +10,12 @@ from typing import TypeVar
 from kvweave.errors import KVWeaveError
 from kvweave.protocol.messages import OfferKey
 from kvweave.protocol.reference import OfferReference
+from kvweave.protocol.sides import DecodeSide, PrefillSide
 from kvweave.testing.simulation.decode import DecodeProcess
+from kvweave.testing.simulation.holding import Handover
 from kvweave.testing.simulation.ledger import Ledger, Violation
 from kvweave.testing.simulation.network import Delays, Network, WeatherDelays
 from kvweave.testing.simulation.plants import NO_PLANT, Plant
-from kvweave.testing.simulation.holding import Handover
 from kvweave.testing.simulation.prefill import PrefillProcess
 from kvweave.testing.simulation.reads import Read, ReadFaults
 from kvweave.testing.simulation.scenario import (
@@ -185,19 +186,12 @@ class World:
             if not process.idle:
                 left.append(f"{process.name} is not idle")
             if isinstance(process, PrefillProcess):
-                side, callers = process.side, sum(decode.alive for decode in self._decodes)
-                holdings = {"offers": len(side.offers), "being read": side.offers.being_read}
-                holdings["transfers"] = len(side.transfers)
-                extra = {"guests": len(side.reception) - callers}
+                holdings = _held_by_prefill(process.side, sum(decode.alive for decode in self._decodes))
             else:
-                fetches = process.side.fetches
-                holdings = {"fetches": len(fetches), "begun": fetches.begun, "reading": fetches.reading}
-                holdings["owed"] = len(fetches.acknowledgements)
-                holdings |= {"follows": len(process.side.follows), "farewells": not process.side.follows.over}
-                named = process.named
-                dead = [peer for peer in process.side.peers.addresses if peer not in addresses and peer not in named]
-                extra = {"dead peers": len(dead)}
-            left += [f"{process.name} has {n} {what}" for what, n in (holdings | extra).items() if n > 0]
+                holdings = _held_by_decode(process.side)
+                listed = (*addresses, *process.named)
+                holdings["dead peers"] = len([peer for peer in process.side.peers.addresses if peer not in listed])
+            left += [f"{process.name} has {n} {what}" for what, n in holdings.items() if n > 0]
         return left
 
     def _start(self, place: Place, shape: Shape, before: Slot | None = None, crash: Crash | None = None) -> None:
@@ -328,6 +322,23 @@ class World:
             process.readable = False
             if self.network.listening.get(process.address, (None, None))[0] is process:
                 del self.network.listening[process.address]
+
+
+def _held_by_prefill(side: PrefillSide, callers: int) -> dict[str, int]:
+    """What the books of a prefill side hold, some of it of no concern to any other."""
+    transfers = side.transfers
+    return {
+        "offers": len(side.offers), "being read": side.offers.being_read, "guests": len(side.reception) - callers,
+        "transfers": len(transfers), "final offers": len(transfers._finals), "waiting": len(transfers._waiting),
+    }  # fmt: skip
+
+
+def _held_by_decode(side: DecodeSide) -> dict[str, int]:
+    fetches, follows = side.fetches, side.follows
+    return {
+        "fetches": len(fetches), "begun": fetches.begun, "reading": fetches.reading, "follows": len(follows),
+        "owed": len(fetches.acknowledgements), "parts": len(follows._owners), "leaving": len(follows._leaving),
+    }  # fmt: skip
 
 
 def _tampered(reference: OfferReference, tamper: Tamper) -> OfferReference:
