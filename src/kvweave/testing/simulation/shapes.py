@@ -27,8 +27,6 @@ from kvweave.testing.simulation.blocks import KEPT, STATE, WINDOW, WINDOW_TOKENS
 from kvweave.testing.simulation.memory import content, num_blocks, slot_of, state_content
 from kvweave.testing.simulation.scenario import TOKENS_PER_BLOCK, Shape
 
-STATE_HEADS = 4
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RankReads:
@@ -43,7 +41,7 @@ def layout_of(shape: Shape) -> EngineLayout:
     """The layout of an engine of that shape."""
     kinds: dict[str, LayerSpec] = {KEPT: FullAttentionSpec(num_kv_heads=shape.heads, head_size=shape.head_size)}
     if shape.mixed:
-        part = StatePart("ssm", (Axis("head", STATE_HEADS, STATE_HEADS), Axis("dim", 8)), DType.of("float32"))
+        part = StatePart("ssm", (Axis("head", shape.heads, shape.heads), Axis("dim", 8)), DType.of("float32"))
         kinds |= {WINDOW: SlidingWindowSpec(shape.heads, shape.head_size, WINDOW_TOKENS)}
         kinds |= {STATE: MambaSpec("other", (part,))}
     groups = tuple(
