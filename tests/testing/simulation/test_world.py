@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 
@@ -70,13 +71,14 @@ def test_every_entry_of_the_tables_is_visited_or_has_a_reason(fixed: Tally) -> N
 
 
 def test_calm_seeds_deliver_everything() -> None:
-    calm = [seed for seed in range(200) if draw(seed).calm]
-    for seed in calm:
-        counts = simulate_seed(seed).counts
+    preempted = 0
+    for seed in [seed for seed in range(200) if draw(seed).calm]:
+        counts = Counter(simulate_seed(seed).counts)
         assert {name: counts[name] for name in counts if "failed: " in name} == {}
         assert counts["delivered"] == 20
         assert counts["followed to the end"] == counts["followed"] == counts["offers"] - 20
-    assert any(simulate_seed(seed).counts["preempted"] for seed in calm)
+        preempted += counts["preempted"]
+    assert preempted
 
 
 @pytest.mark.parametrize("tamper", Tamper)
