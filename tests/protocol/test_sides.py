@@ -161,6 +161,12 @@ def test_drained_engines_end_what_they_have_and_say_so_once() -> None:
     assert (world.ledger.counts["drained: prefill"], world.ledger.counts["drained: decode"]) == (1, 1)
 
 
+def test_offer_with_a_short_lease_of_its_own_is_read_for_as_long_as_any() -> None:
+    world = pair([plan(lease_seconds=0.5)], read_seconds=4.0)
+    world.run()
+    assert ends(world) == {"delivered": 1}
+
+
 @pytest.mark.parametrize("drained_at", [0.05, 0.5, 1.2], ids=["before it is offered", "between chunks", "at the end"])
 @pytest.mark.parametrize("queue_seconds", [None, 2.0], ids=["with room", "queued"])
 def test_drained_decode_engine_reads_what_it_follows_to_the_end(drained_at: float, queue_seconds: float | None) -> None:

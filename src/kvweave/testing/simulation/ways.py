@@ -27,6 +27,10 @@ from kvweave.testing.simulation.scenario import (
 
 MORE_BLOCKS = 6
 """What a request of a model with windows and states takes beside, and a little for the transfers."""
+ENOUGH_BLOCKS = 80
+"""Where nothing goes wrong everything must be delivered, so nobody may wait in a circle: a followed prompt with room
+waits for blocks of the prefill engine, which are pinned for requests that wait for room. Elsewhere that ends
+when nothing new was offered for ``progress_seconds``."""
 
 
 def with_ways(ordinary: Scenario, calm: bool) -> Scenario:
@@ -40,8 +44,9 @@ def with_ways(ordinary: Scenario, calm: bool) -> Scenario:
         scenario = _striped(dice, scenario, calm)
     if not share:
         return scenario
+    more = ENOUGH_BLOCKS if calm else MORE_BLOCKS
     scenario = replace(
-        scenario, prefill=_larger(scenario.prefill, mixed), decode=_larger(scenario.decode, mixed),
+        scenario, prefill=_larger(scenario.prefill, mixed, more), decode=_larger(scenario.decode, mixed, more),
         timing=replace(scenario.timing, progress_seconds=30.0 if calm else dice.choice((2.0, 6.0, 15.0))),
     )  # fmt: skip
     count, horizon = max(1, round(share * len(ordinary.requests))), 0.4 * len(ordinary.requests)
@@ -72,8 +77,8 @@ def _striped(dice: random.Random, scenario: Scenario, calm: bool) -> Scenario:
     return replace(scenario, prefill=prefill, decode=decode, faults=tuple(faults))
 
 
-def _larger(shapes: tuple[Shape, ...], mixed: bool) -> tuple[Shape, ...]:
-    return tuple(replace(shape, blocks=shape.blocks + MORE_BLOCKS, mixed=mixed) for shape in shapes)
+def _larger(shapes: tuple[Shape, ...], mixed: bool, more: int) -> tuple[Shape, ...]:
+    return tuple(replace(shape, blocks=shape.blocks + more, mixed=mixed) for shape in shapes)
 
 
 def _followed(dice: random.Random, number: int, horizon: float, scenario: Scenario, calm: bool) -> RequestPlan:
