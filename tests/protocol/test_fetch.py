@@ -465,14 +465,6 @@ def test_fetch_that_was_given_up_meanwhile_is_not_tried_again(reading: FetchBook
     assert messages(reading.reads_ended(100.6, 7, 0, 100.6)) == acknowledge(0)
 
 
-def test_drained_engine_takes_nothing_new_and_ends_what_it_has(reading: FetchBook) -> None:
-    reading.hold(100.0, 8, ADDRESS, reference("held"))
-    reading.drain()
-    assert reasons(reading.hold(100.1, 9, ADDRESS, reference("new"))) == [FailureReason.CLOSED]
-    assert messages(reading.fetch(100.2, 8, Order(ADDRESS, reference("held"), TARGETS))) != []
-    assert not reading.drained
-
-
 def test_drained_engine_has_nothing_left_when_its_acknowledgements_are_confirmed(reading: FetchBook) -> None:
     reading.drain()
     reading.abort(100.1, 7)

@@ -36,6 +36,18 @@ def test_grants_that_overtake_each_other_never_reach_less_far() -> None:
     assert renewals.granted_until == pytest.approx(103.0 + 10.0 * (1 - MOST_DRIFT))
 
 
+@pytest.mark.parametrize(
+    ("granted", "next_moment"), [(3.0, 101.0), (90.0, 103.0), (0.06, 100.05)], ids=["shorter", "longer", "very short"]
+)
+def test_renewals_come_in_time_for_an_offer_whose_lease_is_shorter_than_its_engines(
+    granted: float, next_moment: float
+) -> None:
+    renewals = Renewals(100.0, 9.0, TIMING)
+    assert renewals.next_moment == pytest.approx(103.0)
+    renewals.grant(1, granted)
+    assert renewals.next_moment == pytest.approx(next_moment)
+
+
 def test_grant_that_was_not_asked_for_is_the_peers_fault() -> None:
     with pytest.raises(RemoteProtocolError, match="sequence 2, of which 1"):
         Renewals(100.0, 9.0, TIMING).grant(2, 10.0)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from kvweave.protocol.codec import decode
-from kvweave.protocol.effects import Drained, Greeted, TurnedDown
+from kvweave.protocol.effects import Drained, Failed, FailureReason, Greeted, Reusable, TurnedDown
+from kvweave.protocol.follow_entry import Pursuit
 from kvweave.protocol.messages import (
     Acknowledge,
     Claim,
@@ -21,10 +22,22 @@ from kvweave.protocol.messages import (
     Refused,
     Renew,
 )
+from kvweave.protocol.order import Order
 from kvweave.protocol.sides import DecodeSide, PrefillSide
+from kvweave.protocol.states import FetchState
 from kvweave.protocol.timing import Timing
-from kvweave.testing.simulation.scenario import Close, Drain, FailingReads, Place, Role, Stop
-from tests.protocol.examples import ADDRESS, ENGINE, TIMING, key, messages, reference, small_layout
+from kvweave.testing.simulation.scenario import Close, Drain, FailingReads, Place, Progress, Role, Stop
+from tests.protocol.examples import (
+    ADDRESS,
+    ENGINE,
+    TARGETS,
+    TIMING,
+    key,
+    messages,
+    of_type,
+    reference,
+    small_layout,
+)
 from tests.protocol.world import ends, moment, pair, plan
 
 PREFILL, DECODE = Place(Role.PREFILL, 0), Place(Role.DECODE, 0)
@@ -146,6 +159,37 @@ def test_drained_engines_end_what_they_have_and_say_so_once() -> None:
     world.run()
     assert ends(world) == {"delivered": 1}
     assert (world.ledger.counts["drained: prefill"], world.ledger.counts["drained: decode"]) == (1, 1)
+
+
+def test_offer_with_a_short_lease_of_its_own_is_read_for_as_long_as_any() -> None:
+    world = pair([plan(lease_seconds=0.5)], read_seconds=4.0)
+    world.run()
+    assert ends(world) == {"delivered": 1}
+
+
+@pytest.mark.parametrize("drained_at", [0.05, 0.5, 1.2], ids=["before it is offered", "between chunks", "at the end"])
+@pytest.mark.parametrize("queue_seconds", [None, 2.0], ids=["with room", "queued"])
+def test_drained_decode_engine_reads_what_it_follows_to_the_end(drained_at: float, queue_seconds: float | None) -> None:
+    progress = Progress("a transfer id that nobody guesses", (4, 8, 12), 0.4)
+    world = pair([plan(progress=progress, queue_seconds=queue_seconds)], [Drain(drained_at, DECODE, 0.1)])
+    world.run()
+    assert (ends(world), world.ledger.counts["followed to the end"]) == ({}, 1)
+    assert world.ledger.counts["drained: decode"] == 1
+
+
+def test_drained_decode_side_takes_nothing_new_and_begins_what_it_holds() -> None:
+    side = DecodeSide("decode-1", small_layout(2), TIMING)
+    side.hold(0.0, 1, ADDRESS, reference("held"))
+    side.drain(0.1)
+    refused = (
+        side.hold(0.2, 2, ADDRESS, reference("new"))
+        + side.fetch(0.2, 3, Order(ADDRESS, reference("new"), TARGETS))
+        + side.follow(0.2, 4, Pursuit(ADDRESS, "a transfer id that nobody guesses"))
+    )
+    assert [(e.fetch, e.reason) for e in of_type(refused, Failed)] == [(n, FailureReason.CLOSED) for n in (2, 3, 4)]
+    assert of_type(refused, Reusable) == [Reusable(n) for n in (2, 3, 4)]
+    side.fetch(0.3, 1, Order(ADDRESS, reference("held"), TARGETS))
+    assert side.fetches.state(1) is FetchState.AWAITING_PEER
 
 
 def test_closing_prefill_engine_tells_its_readers_at_once() -> None:

@@ -58,6 +58,19 @@ def test_parts_are_read_while_the_prompt_is_prefilled(progress: Progress) -> Non
     progress.wait_read()
 
 
+def test_a_drained_decode_engine_reads_what_it_follows_to_the_end(progress: Progress) -> None:
+    progress.offer(16)
+    progress.wait_read()
+    drained = progress.pair.decode.drain()
+    progress.offer(30)
+    progress.wait_read()
+    assert not drained.done()
+    progress.finish()
+    progress.fetch.result(PATIENCE)
+    assert progress.pair.wrong_bytes() == 0
+    assert drained.result(PATIENCE) is None
+
+
 def test_a_fetch_behind_a_prefix_reads_the_rest(pair: Pair) -> None:
     progress = Progress(pair, start_token=12)
     progress.offer(8)

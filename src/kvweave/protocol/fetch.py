@@ -124,7 +124,7 @@ class FetchBook:
         return () if fetch is None else self._give_up(now, fetch, FailureReason.ABORTED, "aborted by this engine")
 
     def drain(self) -> None:
-        """Takes nothing new from now on; what is held may still begin."""
+        """Nothing new comes from now on but parts of what is followed already; ``drained`` when all has ended."""
         self._retired = True
 
     def close(self, now: float) -> Effects:
@@ -238,9 +238,6 @@ class FetchBook:
         """A record for a new fetch; refuses one whose offer is being fetched already."""
         if number in self._fetches:
             raise LocalProtocolError(f"fetch {number}: it exists; count fetches up")
-        if self._retired:
-            text = f"request {reference.request_id}: this engine takes nothing new; send it to another one"
-            return (Failed(number, FailureReason.CLOSED, text), Reusable(number))
         other = self._fetches.add(FetchEntry(number, address, reference)).number
         if other != number:
             text = f"request {reference.request_id}: fetch {other} of this engine has it; wait for that one"

@@ -45,11 +45,14 @@ class Renewals:
     def grant(self, sequence: int, lease_seconds: float) -> None:
         """Notes a grant; a repeated or overtaken one changes nothing.
 
+        An offer may have a shorter lease than its engine names at the handshake: then renewals come more often.
+
         Raises ``RemoteProtocolError`` for a renewal that was never asked for.
         """
         if not 1 <= sequence <= self.sequence:
             raise RemoteProtocolError(f"renewed: sequence {sequence}, of which {self.sequence} were asked for")
         if sequence in self._unanswered:
+            self._interval = min(self._interval, interval_seconds(lease_seconds, self._timing))
             until = self._unanswered[sequence] + lease_seconds * (1 - MOST_DRIFT)
             self.granted_until = until if self.granted_until is None else max(until, self.granted_until)
             self._unanswered = {number: sent for number, sent in self._unanswered.items() if number > sequence}

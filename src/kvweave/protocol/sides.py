@@ -24,6 +24,7 @@ from kvweave.protocol.effects import (
     Delivered,
     Drained,
     Failed,
+    FailureReason,
     FetchPart,
     ForgetPeer,
     HoldPart,
@@ -224,6 +225,7 @@ class DecodeSide:
         self.peers = PeerBook(engine_id, layout, timing)
         self.fetches = FetchBook(engine_id, self.num_ranks, timing)
         self.follows = FollowBook(timing, itertools.count(FIRST_PART))
+        self._taking = True
         self._drained = False
 
     def name_peer(self, now: float, address: str) -> tuple[DecodeEffect, ...]:
@@ -232,15 +234,16 @@ class DecodeSide:
 
     def hold(self, now: float, number: int, address: str, reference: OfferReference) -> tuple[DecodeEffect, ...]:
         """See ``FetchBook.hold``."""
-        return self._settle(now, self.fetches.hold(now, number, address, reference))
+        return self._settle(now, self._turn_away(number) or self.fetches.hold(now, number, address, reference))
 
     def fetch(self, now: float, number: int, order: Order) -> tuple[DecodeEffect, ...]:
-        """See ``FetchBook.fetch``."""
-        return self._settle(now, self.fetches.fetch(now, number, order))
+        """See ``FetchBook.fetch``; what is held may still begin when nothing new is taken."""
+        refused = self._turn_away(number) if self.fetches.state(number) is None else ()
+        return self._settle(now, refused or self.fetches.fetch(now, number, order))
 
     def follow(self, now: float, number: int, pursuit: Pursuit) -> tuple[DecodeEffect, ...]:
         """See ``FollowBook.follow``; numbers are those of fetches, below ``FIRST_PART``."""
-        return self._settle(now, self.follows.follow(now, number, pursuit))
+        return self._settle(now, self._turn_away(number) or self.follows.follow(now, number, pursuit))
 
     def begin_followed(self, now: float, number: int, target: Target) -> tuple[DecodeEffect, ...]:
         """See ``FollowBook.begin``."""
@@ -297,13 +300,22 @@ class DecodeSide:
         return self._settle(now, self.peers.handle_timer(now) + self.fetches.handle_timer(now) + followed)
 
     def drain(self, now: float) -> tuple[DecodeEffect, ...]:
-        """Takes no new fetch; ``Drained`` follows when the others have ended."""
+        """Takes nothing new; ``Drained`` follows when everything has ended that is held, fetched or followed."""
+        self._taking = False
         self.fetches.drain()
         return self._settle(now, ())
 
     def close(self, now: float) -> tuple[DecodeEffect, ...]:
         """Gives all fetches up."""
+        self._taking = False
         return self._settle(now, self.follows.close(now) + self.fetches.close(now))
+
+    def _turn_away(self, number: int) -> tuple[DecodeEffect, ...]:
+        """Refuses what is new when nothing new is taken."""
+        if self._taking:
+            return ()
+        text = "this engine takes nothing new; send the request to another one"
+        return (Failed(number, FailureReason.CLOSED, text), Reusable(number))
 
     def _settle(self, now: float, effects: tuple[DecodeEffect, ...]) -> tuple[DecodeEffect, ...]:
         """Carries effects between the two books until none is left; what remains is for the outside."""

@@ -22,8 +22,8 @@ from kvweave.testing.simulation.scenario import Scenario
 from kvweave.testing.simulation.visits import Visits, counted_visits, unvisited
 
 SCHEMA = "kvweave.simulate/1"
-"""The document of ``--json``: ``seeds``, ``first``, ``requests``, ``plant``, ``seconds``, ``steps``, ``counts``,
-``visits``, ``unvisited`` and ``failures`` (seed, violation, digest)."""
+"""The document of ``--json``: ``seeds``, ``first``, ``requests`` (ordinary ones of each seed), ``plant``, ``seconds``,
+``steps``, ``counts``, ``visits``, ``unvisited`` and ``failures`` (seed, violation, digest)."""
 
 _SEEDS_AT_ONCE = 20
 _MOST_FAILURES_SHOWN = 5
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds (default 1000)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (default 0)")
     parser.add_argument("--seed", type=int, help="replay this one, with its trace")
-    parser.add_argument("--requests", type=int, default=20, help="requests of each seed (default 20)")
+    parser.add_argument("--requests", type=int, default=20, help="ordinary requests of each seed (default 20)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     parser.add_argument("--plant", choices=list(PLANTS), help="leave one check of the protocol out")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -140,7 +140,8 @@ def _report(options: argparse.Namespace, tally: Tally, seconds: float) -> str:
     missing = [f"{table}: {event} while {state}" for table, state, event in unvisited(tally.visits)]
     lines.append("every entry of the tables was visited" if not missing else "not visited: " + "; ".join(missing))
     requests = tally.seeds * options.requests
-    lines.append(f"{tally.seeds} seeds, {requests} requests, {tally.steps} steps in {seconds:.1f} s")
+    followed = f"{tally.counts['followed']} that are followed"
+    lines.append(f"{tally.seeds} seeds, {requests} requests and {followed}, {tally.steps} steps in {seconds:.1f} s")
     for outcome in tally.failures[:_MOST_FAILURES_SHOWN]:
         scenario = shrink(draw(outcome.seed, options.requests), _plant(options.plant))
         again = simulate(scenario, _plant(options.plant)).violation

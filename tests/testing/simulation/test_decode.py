@@ -1,4 +1,4 @@
-"""The simulated decode engine sees a delivery that is no delivery, and reports that come twice."""
+"""The simulated decode engine sees a delivery that is no delivery, and reports that come twice or are untrue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from kvweave.protocol.effects import Delivered, Failed, FailureReason, Reusable
 from kvweave.testing.simulation.decode import DecodeProcess
 from kvweave.testing.simulation.ledger import Violation
-from kvweave.testing.simulation.scenario import RequestPlan, Scenario, Shape
+from kvweave.testing.simulation.scenario import Mistake, Progress, RequestPlan, Scenario, Shape
 from kvweave.testing.simulation.world import World
 
 PLAN = RequestPlan(0, 0.0, 0, (0,), "request", 2, 0.0, 0.5)
@@ -58,3 +58,43 @@ def test_blocks_that_are_given_back_without_a_failure_are_seen(world: World) -> 
     engine, fetch = engine_and_fetch(world)
     with pytest.raises(Violation, match="reusable unfailed"):
         engine.perform((Reusable(fetch),))
+
+
+def test_failure_of_what_was_taken_as_if_the_engine_closed_is_seen(world: World) -> None:
+    engine, fetch = engine_and_fetch(world)
+    engine.transfers[fetch].taken = True
+    with pytest.raises(Violation, match="as if the engine closed"):
+        engine.perform((Failed(fetch, FailureReason.CLOSED, ""),))
+
+
+def follow(progress: Progress) -> World:
+    """A prompt of 11 tokens that is prefilled in three steps, and followed."""
+    plan = RequestPlan(0, 0.0, 0, (0,), "request", 3, 0.0, 0.5, progress=progress)
+    shape = Shape(1, 12, mixed=True)
+    return World(Scenario(0, (shape,), (shape,), (plan,)))
+
+
+PROGRESS = Progress("a transfer id that nobody guesses", (3, 8, 11), 0.5)
+
+
+def test_followed_prompt_is_read_in_parts_and_delivered_once() -> None:
+    world = follow(PROGRESS)
+    world.run()
+    counts = world.ledger.counts
+    assert (counts["chunks fetched"], counts["final offers fetched"], counts["followed to the end"]) == (2, 1, 1)
+
+
+def test_delivery_of_a_chunk_as_if_it_were_all_is_seen() -> None:
+    world = follow(PROGRESS)
+    world.schedule.run(0.8)
+    engine, fetch = engine_and_fetch(world)
+    engine.reads.open.clear()
+    with pytest.raises(Violation, match="its reference is a false one"):
+        engine.perform((Delivered(fetch),))
+
+
+@pytest.mark.parametrize("mistake", Mistake)
+def test_wrongly_named_prompt_is_never_an_answer(mistake: Mistake) -> None:
+    world = follow(Progress(PROGRESS.transfer_id, PROGRESS.steps, 0.5, told=True, mistake=mistake))
+    world.run()
+    assert world.ledger.counts["followed, failed: wrong_reference"] == 1

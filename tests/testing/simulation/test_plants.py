@@ -9,8 +9,9 @@ from kvweave.testing.simulation.plants import PLANTS
 from kvweave.testing.simulation.run import simulate_seed
 
 FOUND_AT = {
-    "generation": 5, "lease": 293, "rank-count": 0, "all-reads": 0, "grant": 17, "first-claim": 23, "claim-number": 58,
-    "retry": 18, "closing": 13,
+    "generation": 27, "lease": 291, "rank-count": 0, "all-reads": 0, "grant": 1, "first-claim": 3, "claim-number": 58,
+    "retry": 4, "closing": 13, "preempted": 27, "provisional": 27, "one-part": 3, "final-grant": 42, "window": 108,
+    "state": 5, "abandon": 8, "drain": 211, "stripe": 3, "stripe-again": 24,
 }  # fmt: skip
 """The first seed that finds each."""
 

@@ -6,8 +6,9 @@ import pytest
 
 from kvweave.protocol.effects import Release, ReleaseReason
 from kvweave.protocol.messages import OfferKey
+from kvweave.testing.simulation.blocks import Blocks
+from kvweave.testing.simulation.holding import Holding, Offered
 from kvweave.testing.simulation.ledger import Violation
-from kvweave.testing.simulation.prefill import Offered
 from kvweave.testing.simulation.reads import Read
 from kvweave.testing.simulation.scenario import RequestPlan, Scenario, Shape
 from kvweave.testing.simulation.world import World
@@ -57,10 +58,10 @@ def test_release_under_a_read_is_allowed_after_the_lease_alone(
     world: World, reason: ReleaseReason, promised_until: float, granted: bool, allowed: bool
 ) -> None:
     engine = world.prefill(0)
-    blocks = engine.pool.take(1, owner=0)
-    engine.offers[KEY] = Offered(0, blocks, promised_until)
-    engine.granted = {1: KEY} if granted else {}
-    world.decode(0).reads.post(Read(1, 0, 0, 0, engine, 0, ((3, 3),)), lambda _: None)
+    holding = Holding(Blocks.take(engine.pool, engine.shape, 4, owner=0), pins=1)
+    engine.offers[KEY] = Offered(holding, promised_until)
+    engine.granted = {("decode 0.0", 1): KEY} if granted else {}
+    world.decode(0).reads.post(Read(1, 1, 0, engine, 0, ((0, 3, 3),)), lambda _: None)
     if allowed:
         engine.perform((Release(KEY, reason),))
         assert engine.idle

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from kvweave.testing.simulation.scenario import CALM, Place, RequestPlan, Role, Scenario, Shape, Stop, Weather
+from kvweave.testing.simulation.scenario import CALM, Place, Progress, RequestPlan, Role, Scenario, Shape, Stop, Weather
 
 PLAN = RequestPlan(0, 3.0, 0, (0,), "request", 1, 0.5, 0.1, queue_seconds=2.0, resent=(1.0, 4.0))
 STOP = Stop(1.0, Place(Role.DECODE, 0), 20.0)
@@ -30,3 +32,14 @@ def test_calm_is_without_fault_and_weather(changes: dict[str, object], calm: boo
 
 def test_places_name_themselves() -> None:
     assert str(Place(Role.PREFILL, 1)) == "prefill 1"
+
+
+def test_length_of_a_prompt_is_that_of_its_blocks_or_of_its_last_step() -> None:
+    followed = replace(PLAN, progress=Progress("id", (3, 7), 0.5))
+    assert (PLAN.num_tokens, followed.num_tokens) == (4, 7)
+
+
+def test_it_is_not_calm_before_all_steps_are_planned_to_be_over() -> None:
+    progress = Progress("id", (3, 7), 0.5, begin_after=1.0, follow_after=(2.0,), preempted=(1,))
+    assert progress.seconds >= 1.0 + 0.5 * 4
+    assert scenario(requests=(replace(PLAN, progress=progress),)).calm_at >= 3.0 + progress.seconds

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from kvweave.protocol.effects import (
     DropPeer,
     Failed,
     FailureReason,
+    FetchPart,
     PeerLost,
     PeerReady,
     PostReads,
@@ -27,39 +28,46 @@ from kvweave.protocol.effects import (
     Reusable,
     Send,
 )
+from kvweave.protocol.follow_entry import Pursuit, Target
 from kvweave.protocol.order import Order
 from kvweave.protocol.sides import DecodeSide
-from kvweave.testing.simulation.memory import BlockPool, content
+from kvweave.testing.simulation.blocks import Blocks, blocks_needed
+from kvweave.testing.simulation.memory import BlockPool
 from kvweave.testing.simulation.network import Channel
-from kvweave.testing.simulation.reads import Read, Reads, choose_source
-from kvweave.testing.simulation.scenario import Place, Shape
+from kvweave.testing.simulation.ranks import RankCommand, Ranks
+from kvweave.testing.simulation.scenario import Mistake, Place, Progress, RequestPlan, Shape
 from kvweave.testing.simulation.schedule import Process
-from kvweave.testing.simulation.shapes import GROUP, Piece, layout_of, pieces_of
+from kvweave.testing.simulation.shapes import Wanted, layout_of, wrong_blocks
 
 if TYPE_CHECKING:
-    from kvweave.testing.simulation.prefill import Handover, PrefillProcess
+    from kvweave.testing.simulation.holding import Handover
+    from kvweave.testing.simulation.prefill import PrefillProcess
     from kvweave.testing.simulation.world import World
 
 
 @dataclass(slots=True)
 class Transfer:
-    """One fetch as it truly is. ``failed`` are the reads of each rank's last try that failed."""
+    """One request as it truly is. ``serial`` is what its reference stands for, None where that is nothing.
+
+    ``order`` of what is ``followed`` is that of its newest part, offered by ``source``.
+    ``taken``: the engine has it in its books, where it is until the end also when nothing new is taken.
+    """
 
     number: int
-    handover: Handover
-    blocks: tuple[int, ...] = ()
+    plan: RequestPlan
+    address: str
+    order: Order | None = None
+    serial: int | None = None
+    blocks: Blocks | None = None
     report: Delivered | Failed | None = None
-    posted: PostReads | None = None
-    reading: dict[int, list[Read]] = field(default_factory=dict)
-    failed: dict[int, list[Read]] = field(default_factory=dict)
+    followed: bool = False
+    taken: bool = False
+    source: PrefillProcess | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A prefill process that the ranks are connected to."""
-
-    process: PrefillProcess
-    pieces: tuple[tuple[Piece, ...], ...]
+    @property
+    def start_token(self) -> int:
+        """How many tokens the target has already."""
+        return self.plan.progress.start_token if self.followed and self.plan.progress else 0
 
 
 class DecodeProcess(Process):
@@ -75,9 +83,11 @@ class DecodeProcess(Process):
         self.closing = False
         self.named: tuple[str, ...] = ()
         self.pool = BlockPool(name, shape.blocks, world.ledger)
-        self.reads = Reads(self, self.pool, world.read_faults, dice, world.ledger)
+        self.ranks = Ranks(world, self, self.pool, dice)
+        self.reads = self.ranks.reads
         self.side = DecodeSide(engine_id, layout_of(shape), world.scenario.timing)
         world.plant.decode(self.side)
+        world.plant.ranks(self.ranks)
         self.transfers: dict[int, Transfer] = {}
         self.drained = False
         self._world = world
@@ -87,7 +97,7 @@ class DecodeProcess(Process):
         self._delivered = 0
         self._waiting: deque[Transfer] = deque()
         self._channels: dict[str, Channel] = {}
-        self._peers: dict[str, Peer] = {}
+        self._parts: dict[int, Transfer] = {}
 
     @property
     def idle(self) -> bool:
@@ -105,16 +115,28 @@ class DecodeProcess(Process):
         if not self.taking:
             self._ledger.count("requests turned away")
             return
-        transfer = Transfer(next(self._numbers), handover)
-        self.transfers[transfer.number] = transfer
         plan, reference = handover.plan, handover.reference
+        order = Order(reference.address, reference, {})
+        transfer = Transfer(next(self._numbers), plan, reference.address, order, handover.serial)
+        self.transfers[transfer.number] = transfer
         self._ledger.count("fetches")
         self._ledger.note(f"{self.name} takes", f"request {plan.number}", reference.offer, f"fetch {transfer.number}")
-        if plan.queue_seconds is not None or self._waiting or self.pool.free < plan.blocks:
+        if plan.queue_seconds is not None or self._waiting or self.pool.free < self._needed(transfer):
+            transfer.taken = True
             self.perform(self.side.hold(self.clock, transfer.number, reference.address, reference))
-        self.soon(plan.queue_seconds or 0.0, partial(self._queue, transfer))
-        if plan.abort_after is not None:
-            self.soon(plan.abort_after, partial(self._abort, transfer))
+        self._admit(transfer)
+
+    def follow(self, plan: RequestPlan, progress: Progress, address: str) -> None:
+        """A client sends a request that is prefilled at that address at the same time."""
+        if not self.taking:
+            self._ledger.count("requests turned away")
+            return
+        transfer = Transfer(next(self._numbers), plan, address, followed=True, taken=True)
+        self.transfers[transfer.number] = transfer
+        self._ledger.count("followed")
+        self._ledger.note(f"{self.name} follows", f"request {plan.number}", f"fetch {transfer.number}")
+        self.perform(self.side.follow(self.clock, transfer.number, _pursuit(plan, progress, address)))
+        self._admit(transfer)
 
     def hear(self, address: str, data: bytes) -> None:
         """Takes a message from the network."""
@@ -135,8 +157,12 @@ class DecodeProcess(Process):
     def settle(self) -> None:
         """Sets its timer, and checks what must hold after every step."""
         self.wake_by(self.side.get_timer())
-        known, living = len(self.side.fetches), len(self.transfers) - self._delivered
-        self._ledger.require(known <= living, f"{self.name}: {known} fetches in the book, {living} are under way")
+        follows, living = len(self.side.follows), len(self.transfers) - self._delivered
+        known = len(self.side.fetches)
+        self._ledger.require(
+            follows <= living and known <= living + follows,
+            f"{self.name}: {known} fetches and {follows} follows in the books, {living} requests are under way",
+        )
 
     def drain(self) -> None:
         """Takes nothing new."""
@@ -157,29 +183,44 @@ class DecodeProcess(Process):
                     self._send(str(effect.to), encode(effect.message))
                 case ConnectPeer() | DropPeer() | PostReads() | RetryReads() | CancelReads():
                     self._command_ranks(effect)
+                case FetchPart():
+                    self._note_part(effect)
                 case Delivered() | Failed():
                     self._report(effect)
                 case Reusable():
                     self._reuse(effect.fetch)
-                case PeerReady():
-                    self._ledger.count("handshakes")
-                case PeerLost():
-                    self._ledger.count("peers lost")
+                case PeerReady() | PeerLost():
+                    self._ledger.count("handshakes" if isinstance(effect, PeerReady) else "peers lost")
                 case Drained():
                     self._drained()
 
-    def _command_ranks(self, command: ConnectPeer | DropPeer | PostReads | RetryReads | CancelReads) -> None:
-        match command:
-            case ConnectPeer():
-                self._connect(command)
-            case DropPeer():
-                self._drop(command.address)
-            case PostReads():
-                self._post(command)
-            case RetryReads():
-                self._retry(command)
-            case CancelReads():
-                self._cancel(command.fetch)
+    def _command_ranks(self, command: RankCommand) -> None:
+        channel = self._channels.pop(command.address, None) if isinstance(command, DropPeer) else None
+        if channel is not None:
+            channel.open = False
+        self.ranks.submit(command, self._owner)
+
+    def _owner(self, fetch: int) -> int:
+        """Whose blocks a fetch reads into."""
+        return self._parts[fetch].number if fetch in self._parts else fetch
+
+    def _note_part(self, effect: FetchPart) -> None:
+        transfer = self._parts[effect.fetch] = self.transfers[effect.follow]
+        order = transfer.order = effect.order
+        transfer.source = self.ranks.source(order.address)
+        final = self._world.final_of(transfer.source, order.reference.offer) is not None
+        self._ledger.count("final offers fetched" if final else "chunks fetched")
+        text = f"{order.portion} to {order.reference.num_tokens} of {order.reference.offer}"
+        self._ledger.note(f"{self.name} fetches a part", f"fetch {effect.follow}", text)
+
+    def _needed(self, transfer: Transfer) -> int:
+        return blocks_needed(self.shape, transfer.plan.num_tokens)
+
+    def _admit(self, transfer: Transfer) -> None:
+        plan = transfer.plan
+        self.soon(plan.queue_seconds or 0.0, partial(self._queue, transfer))
+        if plan.abort_after is not None:
+            self.soon(plan.abort_after, partial(self._abort, transfer))
 
     def _queue(self, transfer: Transfer) -> None:
         """Its turn has come as soon as there are blocks."""
@@ -188,20 +229,31 @@ class DecodeProcess(Process):
             self._start()
 
     def _start(self) -> None:
-        while self._waiting and self.pool.free >= self._waiting[0].handover.plan.blocks:
+        while self._waiting and self.pool.free >= self._needed(self._waiting[0]):
             transfer = self._waiting.popleft()
-            transfer.blocks = self.pool.take(transfer.handover.plan.blocks, transfer.number)
-            reference = transfer.handover.reference
-            self._ledger.note(f"{self.name} fetches", f"fetch {transfer.number}", transfer.blocks)
-            order = Order(reference.address, reference, {GROUP: transfer.blocks})
-            self.perform(self.side.fetch(self.clock, transfer.number, order))
+            blocks = transfer.blocks = Blocks.take(self.pool, self.shape, transfer.plan.num_tokens, transfer.number)
+            self._ledger.note(f"{self.name} gives blocks", f"fetch {transfer.number}", blocks)
+            self._fetch(transfer, blocks)
+
+    def _fetch(self, transfer: Transfer, blocks: Blocks) -> None:
+        tables, number = blocks.tables(transfer.plan.num_tokens), transfer.number
+        if transfer.followed:
+            self.reads.close_slots(blocks.slots(0, transfer.start_token))
+            self.perform(self.side.begin_followed(self.clock, number, Target(tables, transfer.start_token)))
+        elif transfer.order is not None:
+            transfer.order = replace(transfer.order, tables=tables)
+            self.perform(self.side.fetch(self.clock, number, transfer.order))
 
     def _abort(self, transfer: Transfer) -> None:
         if transfer.number not in self.transfers or transfer.report is not None:
             return
         self._ledger.note(f"{self.name} aborts", f"fetch {transfer.number}")
         state = self.side.fetches.state(transfer.number)
-        self._ledger.count(f"aborted while {state.value if state else 'waiting for blocks'}")
+        followed = self.side.follows.state(transfer.number)
+        if followed is not None:
+            self._ledger.count(f"followed, aborted while {followed.value}")
+        else:
+            self._ledger.count(f"aborted while {state.value if state else 'waiting for blocks'}")
         self.perform(self.side.abort(self.clock, transfer.number))
 
     def _send(self, address: str, data: bytes) -> None:
@@ -210,154 +262,38 @@ class DecodeProcess(Process):
             channel = self._channels[address] = Channel(self, self, address)
         self._world.network.call(channel, self._world.place_at(address), data)
 
-    def _connect(self, effect: ConnectPeer) -> None:
-        process = self._world.prefill_named(effect.agents[0].decode().rpartition("/")[0])
-        self._peers[effect.address] = Peer(process, pieces_of(process.shape, self.shape))
-        for rank in range(self.shape.tp):
-            delay = self._dice.uniform(0.001, 0.1)
-            self.soon(delay, partial(self._connected, effect.address, effect.attempt, rank, process))
-
-    def _connected(self, address: str, attempt: int, rank: int, process: PrefillProcess) -> None:
-        if process.readable:
-            self.perform(self.side.connected(self.clock, address, attempt, rank))
-        else:
-            self._ledger.count("connections failed")
-            self.perform(self.side.not_connected(self.clock, address, attempt, "the source is gone"))
-
-    def _drop(self, address: str) -> None:
-        channel = self._channels.pop(address, None)
-        if channel is not None:
-            channel.open = False
-        peer = self._peers.pop(address, None)
-        for read in [read for reads in self.reads.open.values() for read in reads] if peer else ():
-            if peer and read.source is peer.process:
-                self.reads.cancel(read, self._read_ended)
-
-    def _post(self, effect: PostReads) -> None:
-        transfer = self.transfers[effect.fetch]
-        self._ledger.require(
-            effect.fetch not in self.reads.open, f"{self.name}: fetch {effect.fetch} reads anew while it reads"
-        )
-        transfer.posted = effect
-        peer = self._peers.get(effect.address)
-        for rank in range(self.shape.tp):
-            transfer.reading[rank] = []
-            refused = self._refusal(effect, peer)
-            if peer is None or refused is not None:
-                self._rank_failed(transfer, rank, refused or FailureReason.PEER_LOST)
-                self._rank_ended(transfer, rank)
-                continue
-            for piece in range(len(peer.pieces[rank])):
-                self._read(transfer, effect, peer, rank, piece, set())
-
-    def _refusal(self, effect: PostReads, peer: Peer | None) -> FailureReason | None:
-        """What a rank finds wrong with tables before it reads: blocks that are not there, or too few."""
-        if peer is None:
-            return None
-        source, target = effect.source_tables.get(GROUP, ()), effect.target_tables[GROUP]
-        fits = len(source) == len(target) and all(block < peer.process.shape.blocks for block in source)
-        return None if fits else FailureReason.BLOCK_TABLES
-
-    def _read(self, transfer: Transfer, effect: PostReads, peer: Peer, rank: int, piece: int, tried: set[int]) -> None:
-        source = choose_source(peer.pieces[rank][piece], effect.salt, tried)
-        if source is None:
-            raise LookupError(f"{self.name}: no replica is left for rank {rank}")
-        pairs = tuple(zip(effect.source_tables[GROUP], effect.target_tables[GROUP], strict=True))
-        read = Read(effect.fetch, transfer.handover.serial, rank, piece, peer.process, source, pairs, tried=tried)
-        transfer.reading[rank].append(read)
-        self.reads.post(read, self._read_ended)
-
-    def _read_ended(self, read: Read) -> None:
-        """The rank's transport knows; the rank sees it at its next look, the coordinator hears of it later."""
-        self.soon(self._dice.uniform(0.0, 0.01), partial(self._look, read.fetch, read.rank))
-
-    def _look(self, fetch: int, rank: int) -> None:
-        transfer = self.transfers.get(fetch)
-        reads = transfer.reading.get(rank) if transfer else None
-        if transfer is None or not reads or not all(read.terminal for read in reads):
-            return
-        failed = transfer.failed[rank] = [read for read in reads if read.failed]
-        transfer.reading[rank] = []
-        if failed:
-            lost = any(read.lost for read in failed)
-            reason = FailureReason.PEER_LOST if lost else FailureReason.READ_FAILED
-            self._rank_failed(transfer, rank, reason, self._elsewhere(transfer, failed))
-            for read in failed:
-                read.tried.add(read.source_rank)
-        self._rank_ended(transfer, rank)
-
-    def _elsewhere(self, transfer: Transfer, failed: list[Read]) -> bool:
-        """Whether all that failed can be read from another replica."""
-        peer = self._peers.get(transfer.handover.reference.address)
-        return peer is not None and all(
-            choose_source(peer.pieces[read.rank][read.piece], 0, read.tried | {read.source_rank}) is not None
-            for read in failed
-        )
-
-    def _rank_failed(self, transfer: Transfer, rank: int, reason: FailureReason, elsewhere: bool = False) -> None:
-        self._ledger.count("ranks whose reads failed")
-        self.soon(0.001, partial(self._hear_failure, transfer.number, rank, reason, elsewhere))
-
-    def _hear_failure(self, number: int, rank: int, reason: FailureReason, elsewhere: bool) -> None:
-        self._ledger.note(f"{self.name} rank {rank}", f"fetch {number}: reads failed", reason.value)
-        self.perform(self.side.read_failed(self.clock, number, rank, reason, "the read failed", elsewhere))
-
-    def _rank_ended(self, transfer: Transfer, rank: int) -> None:
-        completed_at = self.clock
-        delay = self._dice.uniform(0.001, 0.02) if self._dice.random() < 0.9 else self._dice.uniform(0.02, 1.0)
-        self.soon(delay, partial(self._hear_end, transfer.number, rank, completed_at))
-
-    def _hear_end(self, number: int, rank: int, completed_at: float) -> None:
-        self._ledger.note(f"{self.name} rank {rank}", f"fetch {number}: reads ended")
-        self.perform(self.side.reads_ended(self.clock, number, rank, completed_at))
-
-    def _retry(self, effect: RetryReads) -> None:
-        transfer = self.transfers[effect.fetch]
-        peer = self._peers.get(transfer.handover.reference.address)
-        failed = transfer.failed.pop(effect.rank)
-        self._ledger.count("reads tried again")
-        if peer is None or transfer.posted is None:
-            self._rank_failed(transfer, effect.rank, FailureReason.PEER_LOST)
-            self._rank_ended(transfer, effect.rank)
-            return
-        for read in failed:
-            self._read(transfer, transfer.posted, peer, effect.rank, read.piece, read.tried)
-
-    def _cancel(self, fetch: int) -> None:
-        for read in list(self.reads.open.get(fetch, ())):
-            self.reads.cancel(read, self._read_ended)
-
     def _report(self, effect: Delivered | Failed) -> None:
         transfer = self.transfers[effect.fetch]
         self._ledger.require(transfer.report is None, f"{self.name}: fetch {effect.fetch} is reported twice")
         transfer.report = effect
         if isinstance(effect, Failed):
-            self._ledger.count(f"failed: {effect.reason.value}")
+            self._ledger.count(f"{'followed, ' * transfer.followed}failed: {effect.reason.value}")
+            ends = effect.reason is not FailureReason.CLOSED or self.closing or not transfer.taken
+            self._ledger.require(ends, f"{self.name}: fetch {effect.fetch} fails as if the engine closed")
             self._ledger.note(f"{self.name} fails", f"fetch {effect.fetch}", effect.reason.value, effect.text)
             if transfer in self._waiting:
                 self._waiting.remove(transfer)
             return
-        self._ledger.count("delivered")
+        self._ledger.count("followed to the end" if transfer.followed else "delivered")
         self._ledger.note(f"{self.name} delivers", f"fetch {effect.fetch}")
         self._delivered += 1
         self._check(transfer)
-        self.soon(transfer.handover.plan.use_seconds, partial(self._used, transfer))
+        self.soon(transfer.plan.use_seconds, partial(self._used, transfer))
 
     def _check(self, transfer: Transfer) -> None:
-        """Every piece of every block holds what the reference stood for, and nothing writes there any more."""
-        number, serial = transfer.number, transfer.handover.serial
+        """Every piece of every token holds what the reference stood for, and nothing writes there any more."""
+        number, order = transfer.number, transfer.order
         self._ledger.require(number not in self.reads.open, f"{self.name}: fetch {number} is delivered while it reads")
-        if serial is None or transfer.posted is None:
+        if transfer.followed and order is not None:
+            final = self._world.final_of(transfer.source, order.reference.offer)
+            transfer.serial = final.serial if final is not None and final.answers(transfer.plan) else None
+        if order is None or transfer.serial is None:
             self._ledger.fail(f"{self.name}: fetch {number} is delivered, but its reference is a false one")
-        process = self._world.source_of(serial)
-        for rank, pieces in enumerate(pieces_of(process.shape, self.shape)):
-            for piece in range(len(pieces)):
-                for position, block in enumerate(transfer.blocks):
-                    label = self.reads.label(rank, piece, block)
-                    self._ledger.require(
-                        label == content(serial, position),
-                        f"{self.name}: fetch {number} is delivered, block {block} of rank {rank} has foreign content",
-                    )
+        source = self._world.source_of(transfer.serial)
+        wanted = Wanted(order.tables, transfer.start_token, order.reference.num_tokens, transfer.serial)
+        for rank, block in wrong_blocks(source.shape, self.shape, wanted, self.reads.label):
+            text = f"fetch {number} is delivered, block {block} of rank {rank} has foreign content"
+            self._ledger.fail(f"{self.name}: {text}")
 
     def _used(self, transfer: Transfer) -> None:
         self._check(transfer)
@@ -375,10 +311,23 @@ class DecodeProcess(Process):
 
     def _free(self, transfer: Transfer) -> None:
         del self.transfers[transfer.number]
-        self.pool.give_back(transfer.blocks, transfer.number)
+        self.ranks.forget(transfer.number)
+        for part in [part for part, owner in self._parts.items() if owner is transfer]:
+            del self._parts[part]
+        if transfer.blocks is not None:
+            self.reads.open_slots(transfer.blocks.slots(0, transfer.start_token))
+            transfer.blocks.give_back(self.pool)
         self.soon(0.0, self._start)
 
     def _drained(self) -> None:
         self._ledger.require(not self.drained, f"{self.name}: drained twice")
         self.drained = True
         self._world.when_drained(self)
+
+
+def _pursuit(plan: RequestPlan, progress: Progress, address: str) -> Pursuit:
+    if not progress.told:
+        return Pursuit(address, progress.transfer_id)
+    wrong_length, wrong_name = (progress.mistake is one for one in (Mistake.OTHER_LENGTH, Mistake.OTHER_PROMPT))
+    name = "another prompt" if wrong_name else progress.transfer_id
+    return Pursuit(address, progress.transfer_id, plan.num_tokens + wrong_length, name)

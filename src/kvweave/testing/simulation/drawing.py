@@ -1,4 +1,8 @@
-"""A scenario from a seed: engines, requests and faults of every kind, so close together that they meet."""
+"""A scenario from a seed: engines, requests and faults of every kind, so close together that they meet.
+
+What is drawn for stripes and for progressive transfers has dice of its own (``ways.py``), so the requests and faults
+beside it stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,7 @@ from kvweave.testing.simulation.scenario import (
     Tamper,
     Weather,
 )
+from kvweave.testing.simulation.ways import moment, with_ways
 
 CALM_SHARE = 0.03
 """How many scenarios have no fault at all: there everything must be delivered."""
@@ -48,7 +53,8 @@ def draw(seed: int, requests: int = 20) -> Scenario:
     )
     weather = CALM if calm else _weather(dice)
     timing = SWIFT if calm else _timing(dice)
-    return Scenario(seed, prefill, decode, plans, faults, weather, lease_seconds, timing, dice.random() < 0.3)
+    ordinary = Scenario(seed, prefill, decode, plans, faults, weather, lease_seconds, timing, dice.random() < 0.3)
+    return with_ways(ordinary, calm)
 
 
 def _timing(dice: random.Random) -> Timing:
@@ -94,16 +100,11 @@ def _request(
         dice.uniform(0.01, 0.4),
         queue_seconds,
         lease_seconds=dice.uniform(0.4, 4.0) if dice.random() < 0.2 else None,
-        abort_after=_moment(dice) if dice.random() < 0.15 * some else None,
-        withdraw_after=_moment(dice) if dice.random() < 0.1 * some else None,
-        resent=tuple(_moment(dice) for _ in range(dice.choice((1, 1, 2)))) if dice.random() < 0.2 * some else (),
+        abort_after=moment(dice) if dice.random() < 0.15 * some else None,
+        withdraw_after=moment(dice) if dice.random() < 0.1 * some else None,
+        resent=tuple(moment(dice) for _ in range(dice.choice((1, 1, 2)))) if dice.random() < 0.2 * some else (),
         tamper=dice.choice(list(Tamper)) if dice.random() < 0.08 * some else None,
     )
-
-
-def _moment(dice: random.Random) -> float:
-    """A delay of any order of magnitude, so that every stage of a request's life is met."""
-    return 10 ** dice.uniform(-3, 0.5)
 
 
 def _faults(

@@ -7,53 +7,57 @@ either process stands still; a source that is gone fails it, a cancelled one may
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvweave.core.replicas import replica_position
 from kvweave.testing.simulation.ledger import Ledger
 from kvweave.testing.simulation.memory import BlockPool
-from kvweave.testing.simulation.scenario import FailingReads, SlowReads, Weather
+from kvweave.testing.simulation.scenario import TOKENS_PER_BLOCK, FailingReads, SlowReads, Weather
 from kvweave.testing.simulation.schedule import Process
-from kvweave.testing.simulation.shapes import Piece
 
 if TYPE_CHECKING:
     from kvweave.testing.simulation.prefill import PrefillProcess
 
 
+Copy = tuple[int, int, int]
+"""Of which piece, from which slot of the source, into which of the target."""
+
+
 @dataclass(eq=False, slots=True)
 class Read:
-    """One piece of one rank, of the content that its reference stands for.
+    """What one rank reads from one source rank for a fetch, into blocks of ``owner``.
 
-    ``lost``: it failed because its source is gone. ``tried`` are replicas that failed.
+    ``lost``: it failed because its source is gone.
     """
 
     fetch: int
-    serial: int | None
+    owner: int
     rank: int
-    piece: int
     source: PrefillProcess
     source_rank: int
-    pairs: Sequence[tuple[int, int]]
+    copies: Sequence[Copy]
     terminal: bool = False
     failed: bool = False
     lost: bool = False
     cancelled: bool = False
-    tried: set[int] = field(default_factory=set)
 
 
 Ended = Callable[[Read], None]
 
 
 class Reads:
-    """All reads of one decode process. ``ended`` is called for each when it is terminal."""
+    """All reads of one decode process, ``open`` by the owner of their target blocks.
+
+    ``ended`` is called for each when it is terminal. ``closed`` are target slots that none may write into.
+    """
 
     def __init__(
         self, process: Process, pool: BlockPool, faults: ReadFaults, dice: random.Random, ledger: Ledger
     ) -> None:
         self.open: dict[int, list[Read]] = {}
+        self.closed: set[int] = set()
         self._labels: dict[tuple[int, int, int], int] = {}
         self._process = process
         self._pool = pool
@@ -61,22 +65,34 @@ class Reads:
         self._dice = dice
         self._ledger = ledger
 
-    def label(self, rank: int, piece: int, block: int) -> int | None:
-        """The content of a piece of a rank's block."""
-        return self._labels.get((rank, piece, block))
+    def label(self, rank: int, piece: int, slot: int) -> int | None:
+        """The content of a piece of a slot of one rank."""
+        return self._labels.get((rank, piece, slot))
 
-    def of_content(self, serial: int) -> list[Read]:
-        """Reads under way that are to bring this content."""
-        return [read for reads in self.open.values() for read in reads if read.serial == serial]
+    def every(self) -> list[Read]:
+        """All reads under way."""
+        return [read for reads in self.open.values() for read in reads]
+
+    def of_fetch(self, fetch: int) -> list[Read]:
+        """The reads under way of one fetch."""
+        return [read for read in self.every() if read.fetch == fetch]
+
+    def close_slots(self, slots: Iterable[int]) -> None:
+        """These hold something of their owner's already."""
+        self.closed.update(slots)
+
+    def open_slots(self, slots: Iterable[int]) -> None:
+        """These are nobody's any more."""
+        self.closed.difference_update(slots)
 
     def post(self, read: Read, ended: Ended) -> None:
         """Begins a read; ``ended(read)`` follows."""
-        self.open.setdefault(read.fetch, []).append(read)
+        self.open.setdefault(read.owner, []).append(read)
         seconds = self._faults.seconds(self._dice, read)
         schedule = self._process.schedule
-        half = len(read.pairs) // 2
-        schedule.after(seconds * self._dice.random(), partial(self._copy, read, read.pairs[:half]))
-        schedule.after(seconds, partial(self._finish, read, read.pairs[half:], ended))
+        half = len(read.copies) // 2
+        schedule.after(seconds * self._dice.random(), partial(self._copy, read, read.copies[:half]))
+        schedule.after(seconds, partial(self._finish, read, read.copies[half:], ended))
 
     def cancel(self, read: Read, ended: Ended) -> None:
         """Ends a read soon; it may write until then."""
@@ -84,19 +100,23 @@ class Reads:
             read.cancelled = True
             self._process.schedule.after(self._dice.uniform(0.0005, 0.2), partial(self._fail, read, ended))
 
-    def _copy(self, read: Read, pairs: Sequence[tuple[int, int]]) -> None:
+    def _copy(self, read: Read, copies: Sequence[Copy]) -> None:
         if read.terminal or not self._process.alive or not read.source.readable:
             return
-        for source_block, target_block in pairs:
-            owner = self._pool.owner(target_block)
-            self._ledger.require(
-                owner == read.fetch,
-                f"{self._process.name}: a read of fetch {read.fetch} writes into block {target_block}, which "
-                f"{'nobody holds' if owner is None else f'fetch {owner} holds'}",
-            )
-            self._labels[read.rank, read.piece, target_block] = read.source.pool.labels[source_block]
+        labels, source = self._labels, read.source.pool.labels
+        for piece, source_slot, target_slot in copies:
+            owner = self._pool.owner(target_slot // TOKENS_PER_BLOCK)
+            if owner != read.owner or target_slot in self.closed:
+                self._ledger.fail(f"{self._process.name}: {self._trespass(read, target_slot, owner)}")
+            labels[read.rank, piece, target_slot] = source[source_slot]
 
-    def _finish(self, read: Read, pairs: Sequence[tuple[int, int]], ended: Ended) -> None:
+    def _trespass(self, read: Read, slot: int, owner: int | None) -> str:
+        text = f"a read of fetch {read.fetch} writes into block {slot // TOKENS_PER_BLOCK}, "
+        if owner == read.owner:
+            return text + "over tokens that the target has already"
+        return text + ("which nobody holds" if owner is None else f"which fetch {owner} holds")
+
+    def _finish(self, read: Read, copies: Sequence[Copy], ended: Ended) -> None:
         if read.terminal or not self._process.alive:
             return
         if not read.source.readable:
@@ -106,7 +126,7 @@ class Reads:
         elif self._faults.fails(read):
             self._fail(read, ended)
         else:
-            self._copy(read, pairs)
+            self._copy(read, copies)
             self._end(read, ended)
 
     def _fail(self, read: Read, ended: Ended) -> None:
@@ -117,10 +137,10 @@ class Reads:
         if read.terminal or not self._process.alive:
             return
         read.terminal = True
-        remaining = self.open[read.fetch]
+        remaining = self.open[read.owner]
         remaining.remove(read)
         if not remaining:
-            del self.open[read.fetch]
+            del self.open[read.owner]
         ended(read)
 
 
@@ -147,13 +167,3 @@ class ReadFaults:
         """Whether a read that would be complete now has failed."""
         place = read.source.place.number
         return any(fault.prefill == place and fault.rank in (None, read.source_rank) for fault in self.failing)
-
-
-def choose_source(piece: Piece, salt: int, tried: set[int]) -> int | None:
-    """The source rank that serves a piece for a request of that salt; another one where some were tried."""
-    count = len(piece.sources)
-    for turn in range(count):
-        source = piece.sources[replica_position(piece.ordinal, piece.siblings, count, salt + turn)]
-        if source not in tried:
-            return source
-    return None

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from kvweave.testing.simulation.drawing import draw
 from kvweave.testing.simulation.ledger import Violation
 from kvweave.testing.simulation.plants import NO_PLANT, Plant
-from kvweave.testing.simulation.scenario import RequestPlan, Scenario, Weather
+from kvweave.testing.simulation.scenario import Progress, RequestPlan, Scenario, Weather
 from kvweave.testing.simulation.world import World
 
 MOST_SHRINKING_RUNS = 600
 
-Value = TypeVar("Value", Scenario, RequestPlan, Weather)
+Value = TypeVar("Value", Scenario, RequestPlan, Weather, Progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,19 @@ def _simpler(plan: RequestPlan) -> Iterator[RequestPlan]:
     for name, value in changes.items():
         if getattr(plan, name) != value:
             yield _with(plan, name, value)
+    if plan.progress is not None:
+        for simpler in _simpler_progress(plan.progress):
+            yield _with(plan, "progress", simpler)
+
+
+def _simpler_progress(progress: Progress) -> Iterator[Progress]:
+    changes = {
+        "preempted": progress.preempted[1:], "given_up": None, "start_token": 0, "handed_over": False, "told": False,
+        "mistake": None, "steps": progress.steps[:-1] or progress.steps,
+    }  # fmt: skip
+    for name, value in changes.items():
+        if getattr(progress, name) != value:
+            yield _with(progress, name, value)
 
 
 def _with(value: Value, name: str, held: object) -> Value:

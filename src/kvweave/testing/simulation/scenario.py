@@ -11,6 +11,8 @@ from enum import StrEnum
 
 from kvweave.protocol.timing import Timing
 
+TOKENS_PER_BLOCK = 4
+
 
 class Role(StrEnum):
     """Which kind of engine."""
@@ -30,17 +32,24 @@ class Place:
         return f"{self.role.value} {self.number}"
 
 
+LARGE_HEAD = 2**17
+"""Of one head, keys and values of a block of four tokens are then 2 MiB."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """An engine of ``tp`` ranks over ``heads`` key-value heads, with a pool of ``blocks`` blocks.
 
-    With more ranks than heads, ranks are replicas of each other. ``head_size`` tells models apart that do not fit.
+    With more ranks than heads, ranks are replicas of each other. ``head_size`` tells models apart that do not fit; with
+    ``LARGE_HEAD`` requests of two blocks are read in stripes. ``mixed``: there are a layer with a window and one with a
+    state as well.
     """
 
     tp: int
     blocks: int
     heads: int = 2
     head_size: int = 8
+    mixed: bool = False
 
 
 class Tamper(StrEnum):
@@ -53,13 +62,54 @@ class Tamper(StrEnum):
     OTHER_LENGTH = "other_length"
 
 
+class Mistake(StrEnum):
+    """What a client tells a decode engine wrongly of the prompt that it shall follow."""
+
+    OTHER_PROMPT = "other_prompt"
+    OTHER_LENGTH = "other_length"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How a request is prefilled in steps, each of which is offered to whoever follows ``transfer_id``.
+
+    ``steps`` are the tokens that are there after each of them, ``step_seconds`` how long one lasts. ``begin_after`` is
+    when the prefill engine gets the prompt, None where it never does; ``follow_after`` when each decode engine of the
+    plan does, both counted from the request; engines without a number do not follow. Of all acts of the prefill engine
+    for the request, those of ``preempted`` are the loss of its blocks, and act ``given_up`` is the end of it.
+    ``start_token``: so many tokens the decode engine has already. ``handed_over``: the final offer's reference is
+    passed on as well, as if nobody followed. ``told``: decode engines know the prompt's name and length, rightly but
+    for a ``mistake``.
+    """
+
+    transfer_id: str
+    steps: tuple[int, ...]
+    step_seconds: float
+    begin_after: float | None = 0.0
+    follow_after: tuple[float, ...] = (0.0,)
+    preempted: tuple[int, ...] = ()
+    given_up: int | None = None
+    start_token: int = 0
+    handed_over: bool = False
+    told: bool = False
+    mistake: Mistake | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long everything lasts that is planned of it, from the request on."""
+        acts = len(self.steps) * (1 + len(self.preempted)) + len(self.preempted)
+        return acts * self.step_seconds + (self.begin_after or 0.0) + max(self.follow_after, default=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
     """One request: where and when it is prefilled, who gets its reference, and what its clients do meanwhile.
 
     ``decode`` are the engines that get the reference, one after the other; ``resent`` the delays after which the first
     of them gets it once more. ``queue_seconds`` is None where the fetch begins at once, without being held before.
-    ``abort_after`` counts from the reference's arrival, ``withdraw_after`` from the offer.
+    ``abort_after`` counts from the reference's arrival, ``withdraw_after`` from the offer. With ``progress`` it is
+    offered while it is prefilled: then ``decode`` are the engines that follow it, the first of them again after
+    ``resent``.
     """
 
     number: int
@@ -76,6 +126,12 @@ class RequestPlan:
     withdraw_after: float | None = None
     resent: tuple[float, ...] = ()
     tamper: Tamper | None = None
+    progress: Progress | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """How long its prompt is."""
+        return self.progress.steps[-1] if self.progress else self.blocks * TOKENS_PER_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +267,8 @@ class Scenario:
     def calm_at(self) -> float:
         """From when on nothing new happens and no fault lasts."""
         last = [
-            plan.at + plan.prefill_seconds + sum(plan.resent) + (plan.queue_seconds or 0.0) for plan in self.requests
-        ]
+            plan.at + plan.prefill_seconds + sum(plan.resent) + (plan.queue_seconds or 0.0)
+            + (plan.progress.seconds if plan.progress else 0.0)
+            for plan in self.requests
+        ]  # fmt: skip
         return max([*last, *(fault.at + (fault.seconds or 0.0) for fault in self.faults)], default=0.0) + 0.5

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvweave.protocol.states import FETCH, OFFER, PEER, Table
+from kvweave.protocol.states import FETCH, FOLLOW, OFFER, PEER, Table
 
-TABLES: tuple[Table[Any, Any], ...] = (PEER, OFFER, FETCH)
+TABLES: tuple[Table[Any, Any], ...] = (PEER, OFFER, FETCH, FOLLOW)
 
 Visits = Counter[tuple[str, str, str]]
 """How often each (table, state, event) was looked up."""

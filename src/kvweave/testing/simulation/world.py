@@ -8,12 +8,15 @@ from functools import partial
 from typing import TypeVar
 
 from kvweave.errors import KVWeaveError
+from kvweave.protocol.messages import OfferKey
 from kvweave.protocol.reference import OfferReference
+from kvweave.protocol.sides import DecodeSide, PrefillSide
 from kvweave.testing.simulation.decode import DecodeProcess
+from kvweave.testing.simulation.holding import Handover
 from kvweave.testing.simulation.ledger import Ledger, Violation
 from kvweave.testing.simulation.network import Delays, Network, WeatherDelays
 from kvweave.testing.simulation.plants import NO_PLANT, Plant
-from kvweave.testing.simulation.prefill import Handover, PrefillProcess
+from kvweave.testing.simulation.prefill import PrefillProcess
 from kvweave.testing.simulation.reads import Read, ReadFaults
 from kvweave.testing.simulation.scenario import (
     Close,
@@ -23,6 +26,7 @@ from kvweave.testing.simulation.scenario import (
     Fault,
     Partition,
     Place,
+    Progress,
     RequestPlan,
     Role,
     Scenario,
@@ -51,6 +55,20 @@ class Slot:
     start: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Final:
+    """The content behind the final offer of a progressive transfer."""
+
+    serial: int
+    transfer_id: str
+
+    def answers(self, plan: RequestPlan) -> bool:
+        """Whether it is what a request follows, rightly named."""
+        progress = plan.progress
+        misled = progress is not None and progress.told and progress.mistake is not None
+        return progress is not None and progress.transfer_id == self.transfer_id and not misled
+
+
 class World:
     """A scenario as it unfolds. ``delays`` replaces the weather's where a test scripts the network."""
 
@@ -70,6 +88,7 @@ class World:
         self._prefills: dict[str, PrefillProcess] = {}
         self._decodes: list[DecodeProcess] = []
         self._sources: list[str] = []
+        self._finals: dict[tuple[str, OfferKey], Final] = {}
         for role, shapes in ((Role.PREFILL, scenario.prefill), (Role.DECODE, scenario.decode)):
             for number, shape in enumerate(shapes):
                 self._start(Place(role, number), shape)
@@ -106,9 +125,23 @@ class World:
         """Whose address it is."""
         return self._places.get(address)
 
-    def reads_of(self, serial: int) -> list[Read]:
-        """All reads under way that are to bring this content."""
-        return [read for decode in self._decodes if decode.alive for read in decode.reads.of_content(serial)]
+    def note_final(self, process: PrefillProcess, key: OfferKey, serial: int, transfer_id: str) -> None:
+        """The final offer of a progressive transfer."""
+        self._finals[process.name, key] = Final(serial, transfer_id)
+
+    def final_of(self, process: PrefillProcess | None, key: OfferKey) -> Final | None:
+        """What is behind an offer, if it is a final one."""
+        return None if process is None else self._finals.get((process.name, key))
+
+    def reads_under(self, process: PrefillProcess, key: OfferKey) -> list[Read]:
+        """All reads under way of fetches that were granted a claim on this offer."""
+        return [
+            read
+            for decode in self._decodes
+            if decode.alive
+            for read in decode.reads.every()
+            if read.source is process and process.granted.get((decode.name, read.fetch)) == key
+        ]
 
     def prefill(self, number: int) -> PrefillProcess:
         """Who holds that place now."""
@@ -153,17 +186,12 @@ class World:
             if not process.idle:
                 left.append(f"{process.name} is not idle")
             if isinstance(process, PrefillProcess):
-                side, callers = process.side, sum(decode.alive for decode in self._decodes)
-                holdings = {"offers": len(side.offers), "being read": side.offers.being_read}
-                extra = {"guests": len(side.reception) - callers}
+                holdings = _held_by_prefill(process.side, sum(decode.alive for decode in self._decodes))
             else:
-                fetches = process.side.fetches
-                holdings = {"fetches": len(fetches), "begun": fetches.begun, "reading": fetches.reading}
-                holdings["owed"] = len(fetches.acknowledgements)
-                named = process.named
-                dead = [peer for peer in process.side.peers.addresses if peer not in addresses and peer not in named]
-                extra = {"dead peers": len(dead)}
-            left += [f"{process.name} has {n} {what}" for what, n in (holdings | extra).items() if n > 0]
+                holdings = _held_by_decode(process.side)
+                listed = (*addresses, *process.named)
+                holdings["dead peers"] = len([peer for peer in process.side.peers.addresses if peer not in listed])
+            left += [f"{process.name} has {n} {what}" for what, n in holdings.items() if n > 0]
         return left
 
     def _start(self, place: Place, shape: Shape, before: Slot | None = None, crash: Crash | None = None) -> None:
@@ -195,6 +223,28 @@ class World:
         process.settle()
 
     def _request(self, plan: RequestPlan) -> None:
+        progress = plan.progress
+        if progress is None:
+            self._prompt(plan)
+            return
+        if progress.begin_after is not None:
+            self.schedule.after(progress.begin_after, partial(self._prompt, plan))
+        address = self.prefill(plan.prefill).address
+        for number, delay in zip(plan.decode, progress.follow_after, strict=False):
+            self.schedule.after(delay, partial(self._follow, number, plan, progress, address))
+        for delay in plan.resent if progress.follow_after else ():
+            again = replace(plan, abort_after=None)
+            moment = progress.follow_after[0] + delay
+            self.schedule.after(moment, partial(self._follow, plan.decode[0], again, progress, address))
+
+    def _follow(self, number: int, plan: RequestPlan, progress: Progress, address: str) -> None:
+        process = self.decode(number)
+        if process.alive:
+            process.soon(0.0, partial(process.follow, plan, progress, address))
+        else:
+            self.ledger.count("references to a dead engine")
+
+    def _prompt(self, plan: RequestPlan) -> None:
         process = self.prefill(plan.prefill)
         if process.alive:
             process.soon(0.0, partial(process.request, plan))
@@ -274,6 +324,23 @@ class World:
                 del self.network.listening[process.address]
 
 
+def _held_by_prefill(side: PrefillSide, callers: int) -> dict[str, int]:
+    """What the books of a prefill side hold, some of it of no concern to any other."""
+    transfers = side.transfers
+    return {
+        "offers": len(side.offers), "being read": side.offers.being_read, "guests": len(side.reception) - callers,
+        "transfers": len(transfers), "final offers": len(transfers._finals), "waiting": len(transfers._waiting),
+    }  # fmt: skip
+
+
+def _held_by_decode(side: DecodeSide) -> dict[str, int]:
+    fetches, follows = side.fetches, side.follows
+    return {
+        "fetches": len(fetches), "begun": fetches.begun, "reading": fetches.reading, "follows": len(follows),
+        "owed": len(fetches.acknowledgements), "parts": len(follows._owners), "leaving": len(follows._leaving),
+    }  # fmt: skip
+
+
 def _tampered(reference: OfferReference, tamper: Tamper) -> OfferReference:
     match tamper:
         case Tamper.UNKNOWN_REQUEST:
@@ -283,6 +350,6 @@ def _tampered(reference: OfferReference, tamper: Tamper) -> OfferReference:
         case Tamper.OTHER_ENGINE:
             return replace(reference, engine_id="another engine")
         case Tamper.OTHER_LENGTH:
-            return replace(reference, num_tokens=reference.num_tokens + 1)
+            return replace(reference, num_tokens=reference.num_tokens - 1)
         case Tamper.OTHER_BLOCKS:
             return replace(reference, tables={name: tuple(b + 1 for b in t) for name, t in reference.tables.items()})
