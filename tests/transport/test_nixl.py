@@ -30,7 +30,11 @@ from kvweave.testing.transport_contract import (
 )  # fmt: skip
 from kvweave.transport.agent_data import AgentData
 from kvweave.transport.base import ReadState
+from kvweave.transport.choice import Choice
 from kvweave.transport.gather_request import GatherRequest, runs_of
+from kvweave.transport.piecewise import PiecewiseRead
+from kvweave.transport.rates import Cost, Rates
+from kvweave.transport.staged_read import StagedRead
 
 MANY = (np.arange(12_000) * 2_000, np.arange(12_000) * 2_000, np.full(12_000, 2_000))
 
@@ -400,3 +404,14 @@ def test_a_source_that_never_stages_is_read_directly() -> None:
 def test_an_unknown_way_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(ConfigurationError, match="never, auto, always"):
         nixl.NixlTransport(fresh_name("target"), "sometimes")
+
+
+def test_a_source_whose_staged_reads_come_late_is_read_directly() -> None:
+    """24 MB are expected within 2 ms, which no memory keeps; reading directly is said to take 4."""
+    nothing = Cost(0.0, 0.0, 0.0)
+    with one_process("auto") as pair:
+        peer = pair.connect()
+        pair.target._peers[peer].choice = Choice(Rates.of(Cost(0.004, 0.0, 0.0), nothing, nothing, 1 << 20))
+        ways = [type(pair.read(peer, pair.rows(*MANY))) for _ in range(6)]
+    assert ways[0] is StagedRead
+    assert ways[-1] is PiecewiseRead

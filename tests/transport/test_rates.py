@@ -40,11 +40,12 @@ def rows(size: int, total: int = 64 << 20) -> ReadRows:
     ids="{}".format,
 )
 def test_small_pieces_are_staged_and_large_ones_are_not(size: int, staged: bool) -> None:
-    assert RATES.prefers_staged(rows(size)) is staged
+    assert (RATES.staged_seconds(rows(size)) < RATES.direct_seconds(rows(size))) is staged
 
 
 def test_a_few_small_pieces_are_not_worth_asking_for() -> None:
-    assert not RATES.prefers_staged(rows(256, 100 * 256))
+    few = rows(256, 100 * 256)
+    assert RATES.staged_seconds(few) > RATES.direct_seconds(few)
 
 
 def test_trials_find_the_costs_that_they_were_made_with() -> None:

@@ -39,11 +39,13 @@ import numpy as np
 from kvweave.errors import ConfigurationError, LocalProtocolError, TransportError, TransportErrorKind
 from kvweave.transport.agent_data import PROBE_BYTES, AgentData, RingPlace
 from kvweave.transport.base import MemoryRegion, ReadHandle, ReadRows, ReadState, failed_read, peer_lost
+from kvweave.transport.choice import Choice
 from kvweave.transport.landing import Landing
 from kvweave.transport.nixl_agent import NixlAgent
 from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, PiecewiseRead, ProbeRead
 from kvweave.transport.rates import STAGING, Clock, Rates, Trials, copying
 from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
+from kvweave.transport.staged_read import StagedRead
 from kvweave.transport.staged_source import StagedSource
 from kvweave.transport.staging_ring import StagingRing
 
@@ -68,7 +70,7 @@ class _Peer:
     ring: RingPlace | None = None
     proven: bool = False
     staged: StagedSource | None = None
-    rates: Rates | None = None
+    choice: Choice | None = None
 
 
 class NixlTransport:
@@ -78,7 +80,7 @@ class NixlTransport:
     raises ``ConfigurationError`` for anything else. ``clock`` measures durations.
     """
 
-    def __init__(self, name: str, staging: str = "never", clock: Clock = time.perf_counter) -> None:
+    def __init__(self, name: str, staging: str = "auto", clock: Clock = time.perf_counter) -> None:
         if staging not in STAGING:
             raise ConfigurationError(f"staging: {staging!r} is not known; choose one of {', '.join(STAGING)}")
         self.name = name
@@ -140,7 +142,7 @@ class NixlTransport:
         self._connections += 1
         landing[:] = 0
         probe = ProbeRead(data.name, data.probe_address, landing, data.probe)
-        if known.staged is not None and known.rates is None and self._staging == "auto":
+        if known.staged is not None and known.choice is None and self._staging == "auto":
             probe.trials = Trials(data.regions, known.staged.place, self._own_landing().for_trials)
         return self._start(probe)
 
@@ -155,7 +157,9 @@ class NixlTransport:
             return failed_read(peer, error)
         if source.staged is None or not self._prefers_staged(source, rows):
             return self._start(PiecewiseRead(peer, rows))
-        return self._start(source.staged.begin(rows))
+        read = source.staged.begin(rows)
+        read.begun_at = self._clock()
+        return self._start(read)
 
     def cancel(self, handle: ReadHandle) -> None:
         """See ``Transport``."""
@@ -173,6 +177,9 @@ class NixlTransport:
                 peer.staged.advance(self._clock())
         for _ in range(ROUND_BATCHES):
             self._post_batch()
+        for read in self._reads:
+            if read.state is ReadState.DONE and isinstance(read, StagedRead):
+                self._note(read)
         self._reads = deque(read for read in self._reads if not read.state.terminal)
         self._let_go()
         return len(self._reads)
@@ -229,7 +236,13 @@ class NixlTransport:
         if self._staging == "always":
             return True
         usable = source.staged is not None and source.staged.usable(self._clock())
-        return usable and source.rates is not None and source.rates.prefers_staged(rows)
+        return usable and source.choice is not None and source.choice.prefers_staged(rows)
+
+    def _note(self, read: StagedRead) -> None:
+        """How long a staged read took says how the next ones are read."""
+        peer = self._peers.get(read.peer)
+        if peer is not None and peer.choice is not None:
+            peer.choice.note(read.rows, self._clock() - read.begun_at)
 
     def _own_landing(self) -> Landing:
         if self._landing is None:
@@ -299,7 +312,8 @@ class NixlTransport:
         peer.proven = probe.proven = True
         probe.next_trial(self._clock())
         if probe.trials is not None and not probe.waiting and peer.staged is not None:
-            peer.rates = Rates.of(probe.trials.cost(), *copying(self._clock), peer.staged.slot_bytes)
+            rates = Rates.of(probe.trials.cost(), *copying(self._clock), peer.staged.slot_bytes)
+            peer.choice = Choice(rates)
 
     def _post_batch(self) -> None:
         """Prepares some pieces, then posts them one right after the other: a copy drives everything else out of the

@@ -1,4 +1,4 @@
-"""What reading costs, direct and staged, and which of the two ways a read takes.
+"""What reading costs, direct and staged.
 
 Each way costs so many seconds to start, for a piece, and for a byte. Direct reading is measured when a peer is
 connected, by reading from its memory; gathering and scattering once per process, in main memory of its own. On a
@@ -78,12 +78,15 @@ class Rates:
         )
         return Rates(direct, staged, slot_bytes)
 
-    def prefers_staged(self, rows: ReadRows) -> bool:
-        """Whether staging these rows takes less time."""
-        pieces, nbytes = len(rows), rows.total_bytes
+    def direct_seconds(self, rows: ReadRows) -> float:
+        """How long reading these rows one by one takes."""
+        return self.direct.seconds(len(rows), rows.total_bytes)
+
+    def staged_seconds(self, rows: ReadRows) -> float:
+        """How long it takes when the source gathers them."""
+        nbytes = rows.total_bytes
         chunks = nbytes / chunk_bytes(nbytes, self.slot_bytes)
-        staged = self.staged.seconds(pieces, nbytes) + chunks * CHUNK_SECONDS
-        return staged < self.direct.seconds(pieces, nbytes)
+        return self.staged.seconds(len(rows), nbytes) + chunks * CHUNK_SECONDS
 
 
 class Trials:

@@ -32,7 +32,7 @@ def test_nothing_need_be_set() -> None:
     settings = read_settings(config())
     assert (settings.bind, settings.peers, settings.lease_seconds) == ("127.0.0.1:0", (), 30.0)
     assert (settings.advertise, settings.fingerprint, settings.recompute_threshold) == (None, None, 0)
-    assert settings.staging == "never"
+    assert settings.staging == "auto"
 
 
 def test_everything_can_be_set() -> None:

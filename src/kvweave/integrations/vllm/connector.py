@@ -59,7 +59,7 @@ class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             )
 
     @staticmethod
-    def make_transport(name: str, staging: str = "never") -> Transport:
+    def make_transport(name: str, staging: str = "auto") -> Transport:
         """One rank's transport: a worker has one of its own. See ``NixlTransport``."""
         from kvweave.transport.nixl import NixlTransport
 

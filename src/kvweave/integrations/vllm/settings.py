@@ -16,8 +16,8 @@ In ``kv_connector_extra_config``:
 ``allowed_keys``            the other side's public keys: a folder of ``.key`` files, or a list of keys
 ``kv_lease_duration``       seconds for which finished blocks stay, from the last sign of life on (30)
 ``kv_recompute_threshold``  a prompt of fewer missing tokens than this is computed, not fetched (0)
-``staging``                 whether small pieces are gathered by the prefill side: ``never`` (the default), ``always``,
-                            ``auto`` (by what either way costs)
+``staging``                 whether small pieces are gathered by the prefill side: ``auto`` (where that takes less time;
+                            the default), ``always``, ``never``
 ``fingerprint``             what both sides' weights are called; a sample of the checkpoint unless set, "" says nothing
 ==========================  ==========================================================================================
 """
@@ -59,7 +59,7 @@ class Settings:
     lease_seconds: float = 30.0
     recompute_threshold: int = 0
     fingerprint: str | None = None
-    staging: str = "never"
+    staging: str = "auto"
 
     @property
     def bind(self) -> str:

@@ -1,0 +1,61 @@
+"""Staging is chosen by its costs, given up where it comes late, and tried again."""
+
+from __future__ import annotations
+
+from tests.transport.test_rates import RATES, rows
+
+from kvweave.transport.choice import LEAST_NOTED_BYTES, MOST_LATENESS, Choice
+
+SMALL = rows(4 << 10)
+EXPECTED = RATES.staged_seconds(SMALL)
+
+
+def late(times: float, reads: int) -> Choice:
+    choice = Choice(RATES)
+    for _ in range(reads):
+        choice.note(SMALL, times * EXPECTED)
+    return choice
+
+
+def test_the_cheaper_way_is_chosen() -> None:
+    assert Choice(RATES).prefers_staged(SMALL)
+    assert not Choice(RATES).prefers_staged(rows(64 << 10))
+
+
+def test_one_late_read_does_not_decide_and_several_do() -> None:
+    lateness = 1.2 * RATES.direct_seconds(SMALL) / EXPECTED
+    assert late(lateness, 1).prefers_staged(SMALL)
+    assert not late(lateness, 8).prefers_staged(SMALL)
+
+
+def test_what_gains_more_than_it_is_late_is_staged_still() -> None:
+    lateness = 1.2 * RATES.direct_seconds(SMALL) / EXPECTED
+    assert late(lateness, 8).prefers_staged(rows(256))
+
+
+def test_reads_in_time_bring_it_back() -> None:
+    choice = late(MOST_LATENESS, 8)
+    for _ in range(8):
+        choice.note(SMALL, EXPECTED)
+    assert choice.prefers_staged(SMALL)
+
+
+def test_it_is_tried_again_after_a_while() -> None:
+    choice = late(100 * MOST_LATENESS, 20)
+    direct = 0
+    while not choice.prefers_staged(SMALL):
+        direct += 1
+    assert 10 < direct < 200
+
+
+def test_a_read_faster_than_expected_earns_no_credit() -> None:
+    choice = late(0.01, 20)
+    assert not choice.prefers_staged(rows(64 << 10))
+    assert choice.prefers_staged(SMALL)
+
+
+def test_small_reads_say_nothing() -> None:
+    choice = Choice(RATES)
+    for _ in range(20):
+        choice.note(rows(4 << 10, LEAST_NOTED_BYTES // 2), 1.0)
+    assert choice.prefers_staged(SMALL)
