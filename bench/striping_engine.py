@@ -79,7 +79,7 @@ def rank(blocks: int) -> None:
     memory = memory_of(layout.ranks[0], filled=True)
     name = f"prefill {time.monotonic_ns()}"
     service = RankService(name, located(layout, 0, places(memory)).ranks[0], NixlTransport(name), list(WAYS))
-    endpoints = {way: [end.address, end.token.hex()] for way, end in service.endpoints.items()}
+    endpoints = {way: [end.path, end.token.hex()] for way, end in service.endpoints.items()}
     agent_data = base64.b64encode(service.agent_data).decode()
     say(endpoints=endpoints, agent_data=agent_data, regions=places(memory))
     for _ in told():

@@ -16,7 +16,7 @@ class Way(StrEnum):
     STAGED = "staged"
 
 
-USUAL = Way.DIRECT
+USUAL = Way.AUTO
 """What a user has who sets nothing."""
 _SETTINGS = {Way.AUTO: "auto", Way.DIRECT: "never", Way.STAGED: "always"}
 """Values of the transport's parameter ``staging``."""
