@@ -402,7 +402,7 @@ def test_a_source_that_never_stages_is_read_directly() -> None:
 
 
 def test_an_unknown_way_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(ConfigurationError, match="never, auto, always"):
+    with pytest.raises(ConfigurationError, match="auto, never, always"):
         nixl.NixlTransport(fresh_name("target"), "sometimes")
 
 

@@ -22,8 +22,8 @@ from kvweave.transport.regions import MEMORY_KINDS, RegionTable
 from kvweave.transport.rows import ReadRows, single
 from kvweave.transport.staging_ring import STATUS_BYTES
 
-STAGING = ("never", "auto", "always")
-"""Which reads are staged: none, those for which it takes less time, all."""
+STAGING = ("auto", "never", "always")
+"""Which reads are staged: those for which it takes less time (where nothing else is said), none, all."""
 STAGED_START_SECONDS = 0.0005
 """Until the source hears of it: its engine looks every fifth of a millisecond while a peer may be reading."""
 MOST_START_SECONDS = 0.001
