@@ -15,7 +15,7 @@ def named(model: str) -> list[str]:
 
 def test_every_model_runs_both_directions() -> None:
     swept = {pair.model for pair in PAIRS}
-    assert swept == set(MODELS) - {"llama-tuned"}
+    assert swept == set(MODELS) - {"llama-tuned", "llama-deep"}
     for model in swept - {"smollm2"}:
         assert named(model)[:3] == ["tp 1>1", "tp 2>1", "tp 1>2"]
     assert named("smollm2") == ["tp 1>1", "tp 3>1", "tp 1>3"]
