@@ -36,7 +36,7 @@ def rows(size: int, total: int = 64 << 20) -> ReadRows:
 
 @pytest.mark.parametrize(
     ("size", "staged"),
-    [(256, True), (4 << 10, True), (16 << 10, True), (64 << 10, False), (256 << 10, False), (64 << 20, False)],
+    [(256, True), (4 << 10, True), (8 << 10, True), (64 << 10, False), (256 << 10, False), (64 << 20, False)],
     ids="{}".format,
 )
 def test_small_pieces_are_staged_and_large_ones_are_not(size: int, staged: bool) -> None:

@@ -24,8 +24,8 @@ from kvweave.transport.staging_ring import STATUS_BYTES
 
 STAGING = ("auto", "never", "always")
 """Which reads are staged: those for which it takes less time (where nothing else is said), none, all."""
-STAGED_START_SECONDS = 0.0005
-"""Until the source hears of it: its engine looks every fifth of a millisecond while a peer may be reading."""
+STAGED_START_SECONDS = 0.005
+"""Until the source gathers: first its engine must hear of the claim, and then its process must get its turn."""
 MOST_START_SECONDS = 0.001
 MOST_PIECE_SECONDS = 20e-6
 LEAST_BYTE_SECONDS, MOST_BYTE_SECONDS = 1 / 100e9, 1 / 0.1e9
