@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
-from typing import Any
 
 from kvweave.benchmarks.effort import Effort
 from kvweave.benchmarks.memory import GROUP, CacheShape, consecutive, scattered
@@ -21,6 +20,7 @@ from kvweave.benchmarks.raw_nixl import IncumbentReader
 from kvweave.benchmarks.report import Bound, Limit, Line, Value
 from kvweave.benchmarks.source import Source
 from kvweave.benchmarks.stopwatch import POST, TimedAgent, replace_agent
+from kvweave.benchmarks.ways import Way, transport_factory
 from kvweave.protocol.effects import ConnectPeer, PostReads
 from kvweave.runtime.clock import boot_time
 from kvweave.runtime.events import Connected, NotConnected, ReadFailed, ReadsEnded
@@ -97,10 +97,8 @@ class _Rank:
 
 @contextmanager
 def _rank(pair: Pair) -> Iterator[_Rank]:
-    from kvweave.transport.nixl import NixlTransport
-
     layout, agent_data = pair.source.open_rank()
-    transport: Any = NixlTransport(f"bench rank {next(_numbers)}")
+    transport = transport_factory(Way.DIRECT)(f"bench rank {next(_numbers)}")
     agent = replace_agent(transport, lambda agent: TimedAgent(agent, only=POST))
     worker = DecodeWorker(0, pair.memory.layout, transport, boot_time)
     try:
