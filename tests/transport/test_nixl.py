@@ -408,10 +408,10 @@ def test_an_unknown_way_is_refused_with_those_that_are_known() -> None:
 
 def test_a_source_whose_staged_reads_come_late_is_read_directly() -> None:
     """24 MB are expected within 2 ms, which no memory keeps; reading directly is said to take 4."""
-    nothing = Cost(0.0, 0.0, 0.0)
+    direct, staged = Cost(0.004, 0.0, 0.0), Cost(0.0005, 0.0, 0.0)
     with one_process("auto") as pair:
         peer = pair.connect()
-        pair.target._peers[peer].choice = Choice(Rates.of(Cost(0.004, 0.0, 0.0), nothing, nothing, 1 << 20))
+        pair.target._peers[peer].choice = Choice(Rates(direct, staged, 1 << 20))
         ways = [type(pair.read(peer, pair.rows(*MANY))) for _ in range(6)]
     assert ways[0] is StagedRead
     assert ways[-1] is PiecewiseRead
