@@ -348,12 +348,12 @@ def test_a_source_killed_amid_staged_reads_leaves_nothing_to_be_written_later(wo
         (killed, lost), (_, kept) = world.start("killed", "kept")
         lost, kept = (dataclasses.replace(pair, target=target, progress=target.progress) for pair in (lost, kept))
         lost_peer, kept_peer = lost.connect(), kept.connect()
-        handles = [target.read(lost_peer, lost.rows(*MANY)) for _ in range(3)]
+        handles = [target.read(lost_peer, lost.rows(*MANY)) for _ in range(12)]
         for _ in range(5):
             target.progress()
         killed.kill()
         lost.finish(*handles)
-        for handle in handles:
+        for handle in handles[9:]:
             assert_failed(handle, TransportErrorKind.PEER_LOST)
         world.target_memory[:] = GUARD
         assert kept.read(kept_peer, kept.rows([1], [2], [3])).state is ReadState.DONE
