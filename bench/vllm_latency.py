@@ -19,7 +19,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import nan
@@ -134,29 +134,18 @@ def prompts_of(count: int, round_number: int, lengths: Sequence[int] = LENGTHS) 
     return [prompt_of(lengths[number % len(lengths)], seed=number + 100 * round_number) for number in range(count)]
 
 
-def verdict_fragmented(results: Sequence[Result]) -> dict[str, Any]:
-    """The same for long prompts in fragmented pools: transfers count, too, and the first request does not."""
-    ratio, transfer = median(r.ratio for r in results), median(r.transfer_ratio for r in results)
-    different = sum(result.different for result in results)
-    return {
-        "median_ratio": ratio, "median_ratio_limit": FRAGMENTED_RATIO_LIMIT,
-        "transfer_ratio": transfer, "transfer_ratio_limit": TRANSFER_RATIO_LIMIT,
-        "different": different,
-        "ok": ratio <= FRAGMENTED_RATIO_LIMIT and transfer <= TRANSFER_RATIO_LIMIT and not different,
-    }  # fmt: skip
-
-
 def verdict(results: Sequence[Result]) -> dict[str, Any]:
     """The medians over all rounds, what they may be, and whether all is well."""
-    ratio, excess = median(r.ratio for r in results), median(r.excess_ratio for r in results)
-    different = sum(result.different for result in results)
-    return {
-        "median_ratio": ratio, "median_ratio_limit": RATIO_LIMIT,
-        "first_excess_ratio": excess, "first_excess_ratio_limit": EXCESS_LIMIT,
-        "total_ratio": median(r.total_ratio for r in results),
-        "different": different,
-        "ok": ratio <= RATIO_LIMIT and excess <= EXCESS_LIMIT and not different,
+    limits = {"median_ratio": ("ratio", RATIO_LIMIT), "first_excess_ratio": ("excess_ratio", EXCESS_LIMIT)}
+    return _verdict(results, limits) | {"total_ratio": median(r.total_ratio for r in results)}
+
+
+def verdict_fragmented(results: Sequence[Result]) -> dict[str, Any]:
+    """The same for long prompts in fragmented pools: transfers count, too, and the first request does not."""
+    limits = {
+        "median_ratio": ("ratio", FRAGMENTED_RATIO_LIMIT), "transfer_ratio": ("transfer_ratio", TRANSFER_RATIO_LIMIT),
     }  # fmt: skip
+    return _verdict(results, limits)
 
 
 def main() -> int:
@@ -177,6 +166,16 @@ def main() -> int:
         Console().print(_table(results, options))
         Console().print(", ".join(f"{name} {value}" for name, value in document["versions"].items()))
     return 0 if document["ok"] else 1
+
+
+def _verdict(results: Sequence[Result], limits: Mapping[str, tuple[str, float]]) -> dict[str, Any]:
+    """By the name in the document: which property of a round counts, and what its median may be."""
+    found: dict[str, Any] = {}
+    for name, (measured, limit) in limits.items():
+        found |= {name: median(getattr(result, measured) for result in results), f"{name}_limit": limit}
+    different = sum(result.different for result in results)
+    ok = not different and all(found[name] <= found[f"{name}_limit"] for name in limits)
+    return found | {"different": different, "ok": ok}
 
 
 def _sample(pair: Pair, prompt: Sequence[int]) -> Sample:

@@ -67,7 +67,6 @@ PROBE_SLOTS = 4_096
 class _Peer:
     data: bytes
     regions: RegionTable
-    ring: RingPlace | None = None
     proven: bool = False
     staged: StagedSource | None = None
     choice: Choice | None = None
