@@ -77,7 +77,7 @@ def _measure(pair: Pair, case: _Case, effort: Effort) -> Seconds:
 
 def _lines(case: _Case, seconds: Seconds) -> Iterator[Line]:
     values = [Value.speed("kvweave", case.nbytes, seconds[USUAL])]
-    values += [Value.speed(f"{way} way", case.nbytes, seconds[way]) for way in Way]
+    values += [Value.speed(f"{way} way", case.nbytes, seconds[way]) for way in Way if way is not USUAL]
     values.append(Value.speed("NixlConnector's way", case.nbytes, seconds[Kind.INCUMBENT]))
     values.append(Value.speed("that without UCX threads", case.nbytes, seconds[Kind.SINGLE]))
     ratio = median(seconds[Kind.INCUMBENT]) / median(seconds[USUAL])
