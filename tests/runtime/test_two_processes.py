@@ -17,7 +17,7 @@ from kvweave.protocol.timing import Timing
 from kvweave.runtime import DecodeEngine
 from tests.runtime.memory import ATTENTION, EngineMemory, contents
 from tests.runtime.pair import PATIENCE
-from tests.runtime.ways import STAGINGS, staged_by
+from tests.runtime.ways import WAYS, nixl_by
 
 pytest.importorskip("kvweave.transport.nixl", exc_type=ImportError)
 
@@ -64,11 +64,11 @@ class Prefill:
 
 @contextmanager
 def decode_engine(
-    parallel: kw.ParallelConfig, *peers: str, staging: str = "never"
+    parallel: kw.ParallelConfig, *peers: str, way: str = "copied"
 ) -> Iterator[tuple[DecodeEngine, EngineMemory]]:
     cache = kw.CacheConfig(block_size=12, num_blocks=16, layout="NHD")
     memory = EngineMemory(kw.EngineLayout.build(ATTENTION, parallel, cache))
-    with DecodeEngine(memory.layout, transport=staged_by(staging), peers=peers, timing=TIMING) as engine:
+    with DecodeEngine(memory.layout, transport=nixl_by(way), peers=peers, timing=TIMING) as engine:
         yield engine, memory
 
 
@@ -81,12 +81,12 @@ def prefill() -> Iterator[Prefill]:
     assert process.process.returncode == 0
 
 
-@pytest.mark.parametrize("staging", STAGINGS.values(), ids=STAGINGS)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("tp", [1, 2, 8], ids="tp 4 to {}".format)
-def test_processes_of_unequal_shape_move_the_right_bytes(prefill: Prefill, tp: int, staging: str) -> None:
-    with decode_engine(kw.ParallelConfig(tp=tp), prefill.address, staging=staging) as (engine, memory):
+def test_processes_of_unequal_shape_move_the_right_bytes(prefill: Prefill, tp: int, way: str) -> None:
+    with decode_engine(kw.ParallelConfig(tp=tp), prefill.address, way=way) as (engine, memory):
         for number in range(3):
-            request = f"tp{tp}-{staging}-{number}"
+            request = f"tp{tp}-{way}-{number}"
             delivered = engine.fetch(prefill.offer(request), BLOCKS).result(PATIENCE)
             released = prefill.next("released")
             assert (released["released"], released["reason"]) == (request, "acknowledged")
@@ -102,11 +102,11 @@ def test_second_claim_is_refused_across_processes(prefill: Prefill) -> None:
             engine.fetch(params, BLOCKS).result(PATIENCE)
 
 
-@pytest.mark.parametrize("staging", STAGINGS.values(), ids=STAGINGS)
-def test_killed_prefill_engine_fails_its_request_and_its_successor_serves_the_next(staging: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_killed_prefill_engine_fails_its_request_and_its_successor_serves_the_next(way: str) -> None:
     first, second = Prefill(), Prefill()
     first.bind()
-    with decode_engine(kw.ParallelConfig(tp=2), first.address, staging=staging) as (engine, memory):
+    with decode_engine(kw.ParallelConfig(tp=2), first.address, way=way) as (engine, memory):
         engine.fetch(first.offer("before"), BLOCKS).result(PATIENCE)
         lost = first.offer("lost")
         first.kill()

@@ -1,4 +1,4 @@
-"""NIXL transports for tests, reading directly and staged: ``parametrize("transport", [..., *over_nixl()])``."""
+"""NIXL transports for tests, in every way in which they read: ``parametrize("transport", [..., *over_nixl()])``."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from typing import Any
 
 import pytest
 
-STAGINGS = {"direct": "never", "staged": "always"}
+WAYS: dict[str, dict[str, Any]] = {
+    "copied": {"staging": "never"},
+    "direct": {"staging": "never", "same_host": False},
+    "staged": {"staging": "always", "same_host": False},
+    "staged, copied": {"staging": "always"},
+}
+"""Parameters of ``NixlTransport``."""
 
 
-def staged_by(staging: str) -> Any:
+def nixl_by(way: str) -> Any:
     """What makes NIXL transports of this way."""
     from kvweave.transport.nixl import NixlTransport
 
-    return partial(NixlTransport, staging=staging)
+    return partial(NixlTransport, **WAYS[way])
 
 
 def over_nixl() -> list[Any]:
-    """The names ``nixl never`` and ``nixl always``, skipped where NIXL is not installed."""
+    """The names of all ways, skipped where NIXL is not installed."""
     lacking = importlib.util.find_spec("nixl") is None
     skipped = pytest.mark.skipif(lacking, reason="nixl is not installed")
-    return [pytest.param(f"nixl {way}", id=f"nixl {name}", marks=skipped) for name, way in STAGINGS.items()]
+    return [pytest.param(way, marks=skipped) for way in WAYS]
 
 
 def transport_of(name: str) -> Any:
     """What makes transports of this name; None for ``memory``, which pairs have by themselves."""
-    return None if name == "memory" else staged_by(name.split()[1])
+    return None if name == "memory" else nixl_by(name)

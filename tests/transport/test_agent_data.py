@@ -12,7 +12,7 @@ from kvweave.transport.agent_data import PROBE_BYTES, AgentData
 from kvweave.transport.regions import RegionTable
 
 REGIONS = RegionTable().with_regions([Region(2**63, 4096), Region(4096, 64, "VRAM", 7)])
-DATA = AgentData("prefill.tp3", REGIONS, 2**62, bytes(range(PROBE_BYTES)), b"payload|")
+DATA = AgentData("prefill.tp3", REGIONS, 4711, 2**62, bytes(range(PROBE_BYTES)), b"payload|")
 
 
 def test_what_was_encoded_is_decoded() -> None:

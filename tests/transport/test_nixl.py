@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from tests.runtime.ways import WAYS
 
 from kvweave.errors import ConfigurationError, TransportError, TransportErrorKind
 from kvweave.testing.source_process import SourceProcess
@@ -43,8 +44,9 @@ nixl_agent = pytest.importorskip("kvweave.transport.nixl_agent", exc_type=Import
 
 
 @contextmanager
-def one_process(staging: str = "never") -> Iterator[TransportPair]:
-    source, target = nixl.NixlTransport(fresh_name("source"), "auto"), nixl.NixlTransport(fresh_name("target"), staging)
+def one_process(staging: str = "never", same_host: bool = False) -> Iterator[TransportPair]:
+    source = nixl.NixlTransport(fresh_name("source"))
+    target = nixl.NixlTransport(fresh_name("target"), staging, same_host)
     source_memory, target_memory = random_source(), np.zeros(MEMORY_BYTES, np.uint8)
     source.register([region_of(source_memory)])
     target.register([region_of(target_memory)])
@@ -61,11 +63,11 @@ def one_process(staging: str = "never") -> Iterator[TransportPair]:
 class World:
     """One target here and the sources started so far."""
 
-    def __init__(self, folder: Path, staging: str = "never") -> None:
+    def __init__(self, folder: Path, staging: str, same_host: bool) -> None:
         self.folder = folder
         self.sources: list[SourceProcess] = []
         self.target_memory = np.full(MEMORY_BYTES, GUARD, np.uint8)
-        self.target = nixl.NixlTransport(fresh_name("target"), staging)
+        self.target = nixl.NixlTransport(fresh_name("target"), staging, same_host)
         self.target.register([region_of(self.target_memory)])
 
     def start(self, *names: str) -> list[tuple[SourceProcess, TransportPair]]:
@@ -95,9 +97,9 @@ class World:
 
 
 @contextmanager
-def a_world(staging: str = "never") -> Iterator[World]:
+def a_world(staging: str = "never", same_host: bool = False) -> Iterator[World]:
     with TemporaryDirectory() as folder:
-        world = World(Path(folder), staging)
+        world = World(Path(folder), staging, same_host)
         try:
             yield world
         finally:
@@ -105,8 +107,8 @@ def a_world(staging: str = "never") -> Iterator[World]:
 
 
 @contextmanager
-def two_processes(staging: str = "never") -> Iterator[TransportPair]:
-    with a_world(staging) as world:
+def two_processes(staging: str = "never", same_host: bool = False) -> Iterator[TransportPair]:
+    with a_world(staging, same_host) as world:
         yield world.start("source")[0][1]
 
 
@@ -124,9 +126,9 @@ def world() -> Iterator[World]:
         yield made
 
 
-@pytest.fixture(params=["never", "always"], ids=["direct", "staged"])
-def either_world(request: pytest.FixtureRequest) -> Iterator[World]:
-    with a_world(request.param) as made:
+@pytest.fixture(params=WAYS)
+def any_world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with a_world(**({"same_host": True} | WAYS[request.param])) as made:
         yield made
 
 
@@ -167,6 +169,22 @@ class TestChosenInOneProcess(TransportContract):
     make_pair = staticmethod(partial(one_process, "auto"))
 
 
+class TestCopiedInOneProcess(TransportContract):
+    make_pair = staticmethod(partial(one_process, same_host=True))
+
+
+class TestCopiedBetweenProcesses(TransportContract):
+    make_pair = staticmethod(partial(two_processes, same_host=True))
+
+
+class TestStagedByCopiesBetweenProcesses(TransportContract):
+    make_pair = staticmethod(partial(two_processes, "always", same_host=True))
+
+
+class TestChosenByCopiesBetweenProcesses(TransportContract):
+    make_pair = staticmethod(partial(two_processes, "auto", same_host=True))
+
+
 class TestContractOverTcp(TransportContract):
     """Bytes arrive later than they are posted here, as over a network; on shared memory posting is the copy."""
 
@@ -192,23 +210,23 @@ class TestContractOverTcp(TransportContract):
 A_FEW_POLLS = 1_000
 
 
-def test_a_killed_source_is_lost_within_a_few_polls_and_another_is_not(either_world: World) -> None:
-    (killed, lost), (_, kept) = either_world.start("killed", "kept")
+def test_a_killed_source_is_lost_within_a_few_polls_and_another_is_not(any_world: World) -> None:
+    (killed, lost), (_, kept) = any_world.start("killed", "kept")
     lost_peer, kept_peer = lost.connect(), kept.connect()
     killed.kill()
-    reads = [either_world.target.read(lost_peer, lost.rows(*MANY)) for _ in range(3)]
-    other = either_world.target.read(kept_peer, kept.rows([1], [2], [3]))
-    polls = sum(either_world.target.progress() > 0 for _ in range(A_FEW_POLLS))
+    reads = [any_world.target.read(lost_peer, lost.rows(*MANY)) for _ in range(3)]
+    other = any_world.target.read(kept_peer, kept.rows([1], [2], [3]))
+    polls = sum(any_world.target.progress() > 0 for _ in range(A_FEW_POLLS))
     assert polls < A_FEW_POLLS
-    for handle in (*reads, either_world.target.read(lost_peer, lost.rows(*MANY))):
+    for handle in (*reads, any_world.target.read(lost_peer, lost.rows(*MANY))):
         assert_failed(handle, TransportErrorKind.PEER_LOST)
     assert other.state is ReadState.DONE
 
 
-def test_a_source_killed_amid_a_read_is_lost(either_world: World) -> None:
-    [(killed, lost)] = either_world.start("killed")
-    handle = either_world.target.read(lost.connect(), lost.rows(*MANY))
-    either_world.target.progress()
+def test_a_source_killed_amid_a_read_is_lost(any_world: World) -> None:
+    [(killed, lost)] = any_world.start("killed")
+    handle = any_world.target.read(lost.connect(), lost.rows(*MANY))
+    any_world.target.progress()
     assert not handle.state.terminal
     killed.kill()
     lost.finish(handle)
@@ -225,12 +243,12 @@ def test_a_killed_source_may_be_disconnected_and_its_data_connects_to_nobody(wor
     assert_failed(handle, TransportErrorKind.PEER_LOST)
 
 
-def test_a_new_source_takes_the_place_of_a_killed_one_of_that_name(either_world: World) -> None:
-    [(first, lost)] = either_world.start("again")
+def test_a_new_source_takes_the_place_of_a_killed_one_of_that_name(any_world: World) -> None:
+    [(first, lost)] = any_world.start("again")
     peer = lost.connect()
     first.kill()
     assert_failed(lost.read(peer, lost.rows([0], [0], [1])), TransportErrorKind.PEER_LOST)
-    [(_, found)] = either_world.start("again")
+    [(_, found)] = any_world.start("again")
     assert found.read(found.connect(), found.rows([0], [0], [1])).state is ReadState.DONE
 
 
@@ -239,10 +257,10 @@ def open_sockets() -> int:
     return sum(str(link.readlink()).startswith("socket:") for link in links if link.is_symlink())
 
 
-def test_sources_that_end_leave_no_open_sockets(either_world: World) -> None:
+def test_sources_that_end_leave_no_open_sockets(any_world: World) -> None:
     sockets = []
     for name in ("first", "second", "third"):
-        [(source, pair)] = either_world.start(name)
+        [(source, pair)] = any_world.start(name)
         peer = pair.connect()
         source.kill()
         source.end()
@@ -251,13 +269,13 @@ def test_sources_that_end_leave_no_open_sockets(either_world: World) -> None:
     assert sockets[0] == sockets[1] == sockets[2]
 
 
-def test_a_stopped_source_is_not_lost(either_world: World) -> None:
-    [(stopped, pair)] = either_world.start("stopped")
+def test_a_stopped_source_is_not_lost(any_world: World) -> None:
+    [(stopped, pair)] = any_world.start("stopped")
     peer = pair.connect()
     stopped.stop()
-    handle = either_world.target.read(peer, pair.rows([1], [2], [3]))
+    handle = any_world.target.read(peer, pair.rows([1], [2], [3]))
     for _ in range(A_FEW_POLLS):
-        either_world.target.progress()
+        any_world.target.progress()
     assert handle.state is not ReadState.FAILED
     stopped.resume()
     pair.finish(handle)
@@ -337,7 +355,7 @@ def test_a_stopped_source_is_read_directly_in_the_end(world: World) -> None:
 @contextmanager
 def nixl_target(world: World, clock: Callable[[], float]) -> Iterator[nixl.NixlTransport]:
     """A staging target over the world's memory, with a clock of its own."""
-    target = nixl.NixlTransport(fresh_name("target"), "always", clock)
+    target = nixl.NixlTransport(fresh_name("target"), "always", same_host=False, clock=clock)
     target.register([region_of(world.target_memory)])
     yield target
     target.close()
@@ -381,6 +399,34 @@ def test_a_hostile_message_is_counted_and_others_are_served(message: bytes) -> N
             stranger.progress()
         assert pair.read(pair.connect(), pair.rows([1], [2], [3])).state is ReadState.DONE
         stranger.close()
+
+
+def test_a_process_of_another_number_is_read_over_nixl() -> None:
+    with one_process(same_host=True) as pair:
+        data = AgentData.decode(pair.agent_data)
+        processes = {"itself": os.getpid(), "another": os.getppid(), "nobody": 2**31 - 1, "odd": 2**63}
+        for name, process in processes.items():
+            pair.target.disconnect(data.name)
+            elsewhere = dataclasses.replace(pair, agent_data=dataclasses.replace(data, process=process).encode())
+            read = elsewhere.read(elsewhere.connect(), elsewhere.rows([1], [2], [3]))
+            assert read.state is ReadState.DONE
+            assert bool(pair.target._agent._neighbours) == (name == "itself")
+
+
+def test_a_transport_that_was_closed_is_copied_from_no_more() -> None:
+    source = nixl.NixlTransport(fresh_name("source"))
+    memory = random_source()
+    source.register([region_of(memory)])
+    target = nixl.NixlTransport(fresh_name("target"))
+    target.register([region_of(target_memory := np.zeros(MEMORY_BYTES, np.uint8))])
+    pair = TransportPair(
+        target, memory, memory.ctypes.data, target_memory, source.agent_data(),
+        lambda: (source.progress(), target.progress(), None)[-1],
+    )  # fmt: skip
+    peer = pair.connect()
+    source.close()
+    assert_failed(pair.read(peer, pair.rows([1], [2], [3])), TransportErrorKind.PEER_LOST)
+    target.close()
 
 
 def test_a_source_that_never_stages_is_read_directly() -> None:

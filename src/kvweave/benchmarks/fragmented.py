@@ -91,7 +91,8 @@ def _choice(case: _Case, took: Mapping[Way, float]) -> Iterator[Line]:
         f"{case.key}.staged", f"  gathered, {case.piece_bytes >> 10} KB", (), "speed by that of the direct way",
         took[Way.DIRECT] / took[Way.STAGED], STAGED_LIMITS.get(case.piece_bytes),
     )  # fmt: skip
+    best = min(seconds for way, seconds in took.items() if way is not USUAL)
     yield Line(
         f"{case.key}.choice", f"  the way that is chosen, {case.piece_bytes >> 10} KB", (),
-        "time by that of the better way", took[Way.AUTO] / min(took[Way.DIRECT], took[Way.STAGED]), CHOICE_LIMIT,
+        "time by that of the best way", took[USUAL] / best, CHOICE_LIMIT,
     )  # fmt: skip

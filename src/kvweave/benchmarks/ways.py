@@ -1,29 +1,35 @@
-"""The ways in which kvweave's NIXL transport can move pieces; each is measured."""
+"""The ways in which kvweave's NIXL transport can move pieces on one machine; each is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
 from typing import Any
 
 
 class Way(StrEnum):
-    """How small pieces are moved: as the cost model decides, or forced."""
+    """As the cost model decides; by the system's own copies; by NIXL, piece by piece; gathered by the source."""
 
     AUTO = "auto"
+    COPIED = "copied"
     DIRECT = "direct"
     STAGED = "staged"
 
 
 USUAL = Way.AUTO
 """What a user has who sets nothing."""
-_SETTINGS = {Way.AUTO: "auto", Way.DIRECT: "never", Way.STAGED: "always"}
-"""Values of the transport's parameter ``staging``."""
+_SETTINGS: Mapping[Way, Mapping[str, Any]] = {
+    Way.AUTO: {},
+    Way.COPIED: {"staging": "never"},
+    Way.DIRECT: {"staging": "never", "same_host": False},
+    Way.STAGED: {"staging": "always"},
+}
+"""What a transport of that way is given."""
 
 
 def transport_factory(way: Way) -> Callable[[str], Any]:
     """Makes transports of that way from unique names."""
     from kvweave.transport.nixl import NixlTransport
 
-    return partial(NixlTransport, staging=_SETTINGS[way])
+    return partial(NixlTransport, **_SETTINGS[way])

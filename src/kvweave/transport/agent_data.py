@@ -2,12 +2,13 @@
 
 ::
 
-    magic | name length, region count, probe address (u64 each) | probe | ring: address, slots, slot bytes (u64 each) |
-    name | region records | payload
+    magic | name length, region count, process, probe address (u64 each) | probe |
+    ring: address, slots, slot bytes (u64 each) | name | region records | payload
 
-The probe is a few bytes at the probe address that change with every transport: a peer that reads them there knows that
-the connection works and that it reaches the right memory. The ring is where the transport gathers pieces for its peers
-(``staging_ring``), all zero when it does not. The payload is the transport's own (NIXL's agent metadata).
+The process is its number on its machine. The probe is a few bytes at the probe address that change with every
+transport: a peer that reads them there knows that the connection works and that it reaches the right memory. The ring
+is where the transport gathers pieces for its peers (``staging_ring``), all zero when it does not. The payload is the
+transport's own (NIXL's agent metadata).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ PROBE_BYTES = 16
 MOST_NAME_BYTES = 255
 MOST_RING_SLOTS = 256
 MOST_SLOT_BYTES = 64 << 20
-_MAGIC = b"kvweave-agent/2\n"
-_HEAD = struct.Struct(f"<{len(_MAGIC)}sQQQ{PROBE_BYTES}sQQQ")
+_MAGIC = b"kvweave-agent/3\n"
+_HEAD = struct.Struct(f"<{len(_MAGIC)}sQQQQ{PROBE_BYTES}sQQQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class AgentData:
 
     name: str
     regions: RegionTable
+    process: int
     probe_address: int
     probe: bytes
     payload: bytes
@@ -52,7 +54,7 @@ class AgentData:
         """The bytes to hand to a peer."""
         name = self.name.encode()
         ring = (0, 0, 0) if self.ring is None else astuple(self.ring)
-        head = _HEAD.pack(_MAGIC, len(name), len(self.regions), self.probe_address, self.probe, *ring)
+        head = _HEAD.pack(_MAGIC, len(name), len(self.regions), self.process, self.probe_address, self.probe, *ring)
         return head + name + self.regions.records.tobytes() + self.payload
 
     @staticmethod
@@ -60,7 +62,7 @@ class AgentData:
         """Agent data from a peer's bytes; raises ``TransportError`` (REJECTED) when they are malformed."""
         if len(data) < _HEAD.size or not data.startswith(_MAGIC):
             raise _malformed(f"{len(data)} bytes starting with {data[:8]!r} are not of this version")
-        _, name_bytes, regions, probe_address, probe, *ring = _HEAD.unpack_from(data)
+        _, name_bytes, regions, process, probe_address, probe, *ring = _HEAD.unpack_from(data)
         names_end = _HEAD.size + name_bytes
         regions_end = names_end + regions * REGION_RECORD.itemsize
         if not 0 < name_bytes <= MOST_NAME_BYTES or regions_end > len(data):
@@ -71,7 +73,7 @@ class AgentData:
             name = data[_HEAD.size : names_end].decode()
         except UnicodeDecodeError as error:
             raise _malformed(f"the name is not UTF-8: {error}") from error
-        return AgentData(name, RegionTable(records), probe_address, probe, data[regions_end:], place)
+        return AgentData(name, RegionTable(records), process, probe_address, probe, data[regions_end:], place)
 
 
 def _checked_ring(place: RingPlace) -> RingPlace | None:

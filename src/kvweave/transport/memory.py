@@ -95,7 +95,7 @@ class MemoryTransport:
     def agent_data(self) -> bytes:
         """See ``Transport``."""
         self._require_open()
-        return AgentData(self.name, self._regions, 0, bytes(16), self.token).encode()
+        return AgentData(self.name, self._regions, 0, 0, bytes(16), self.token).encode()
 
     def connect(self, agent_data: bytes) -> ReadHandle:
         """See ``Transport``."""

@@ -1,4 +1,5 @@
-"""The NIXL transport: real reads over UCX (RDMA, shared memory, TCP). Its calls are in ``nixl_agent``.
+"""The NIXL transport: real reads over UCX (RDMA, shared memory, TCP). Its calls are in ``nixl_agent``; from peers on
+this machine, once NIXL has proved the connection, the system's own copies are taken (``host_agent``).
 
 A read is cut into posts of at most 8 MB or 2,000 rows, because posting *is* the copy on shared memory, in the calling
 thread; each ``progress()`` posts a few of them, of one read after the other, so that nothing waits long behind a big
@@ -27,6 +28,7 @@ One thread at a time may use a transport; it may be created and filled by anothe
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections import deque
@@ -40,8 +42,9 @@ from kvweave.errors import ConfigurationError, LocalProtocolError, TransportErro
 from kvweave.transport.agent_data import PROBE_BYTES, AgentData, RingPlace
 from kvweave.transport.base import MemoryRegion, ReadHandle, ReadRows, ReadState, failed_read, peer_lost
 from kvweave.transport.choice import Choice
+from kvweave.transport.host_agent import HostAgent
 from kvweave.transport.landing import Landing
-from kvweave.transport.nixl_agent import NixlAgent
+from kvweave.transport.neighbour import Neighbour
 from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, PiecewiseRead, ProbeRead
 from kvweave.transport.rates import STAGING, Clock, Rates, Trials, copying
 from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
@@ -67,6 +70,7 @@ PROBE_SLOTS = 4_096
 class _Peer:
     data: bytes
     regions: RegionTable
+    neighbour: Neighbour
     proven: bool = False
     staged: StagedSource | None = None
     choice: Choice | None = None
@@ -76,14 +80,18 @@ class NixlTransport:
     """A ``Transport`` over NIXL. ``name`` must be unique among all engines, and new with every restart.
 
     ``staging`` says which reads the source gathers: what the cost model says (``auto``), ``always``, or ``never``;
-    raises ``ConfigurationError`` for anything else. ``clock`` measures durations.
+    raises ``ConfigurationError`` for anything else. ``same_host`` says whether peers of this machine are read by the
+    system's own copies. ``clock`` measures durations.
     """
 
-    def __init__(self, name: str, staging: str = "auto", clock: Clock = time.perf_counter) -> None:
+    def __init__(
+        self, name: str, staging: str = "auto", same_host: bool = True, clock: Clock = time.perf_counter
+    ) -> None:
         if staging not in STAGING:
             raise ConfigurationError(f"staging: {staging!r} is not known; choose one of {', '.join(STAGING)}")
         self.name = name
         self._staging = staging
+        self._same_host = same_host
         self._clock = clock
         self._regions = RegionTable()
         self._peers: dict[str, _Peer] = {}
@@ -95,7 +103,7 @@ class NixlTransport:
         self._landing: Landing | None = None
         self._probe = np.frombuffer(bytearray(secrets.token_bytes(PROBE_BYTES)), np.uint8)
         self._landings = np.zeros((PROBE_SLOTS, PROBE_BYTES), np.uint8)
-        self._agent = NixlAgent(name)
+        self._agent = HostAgent(name)
         for own in (self._probe, self._landings):
             self._agent.register_own(own)
 
@@ -117,8 +125,8 @@ class NixlTransport:
             self._ring = StagingRing()
             self._agent.register_own(self._ring.memory)
         return AgentData(
-            self.name, self._regions, self._probe.ctypes.data, self._probe.tobytes(), self._agent.describe(),
-            self._ring.place if self._ring else None,
+            self.name, self._regions, os.getpid(), self._probe.ctypes.data, self._probe.tobytes(),
+            self._agent.describe(), self._ring.place if self._ring else None,
         ).encode()  # fmt: skip
 
     def connect(self, agent_data: bytes) -> ReadHandle:
@@ -134,7 +142,8 @@ class NixlTransport:
             error = self._add_agent(data)
             if error is not None:
                 return failed_read(data.name, error)
-            known = self._peers[data.name] = _Peer(agent_data, data.regions)
+            neighbour = Neighbour(data.name, data.process, data.probe_address, data.probe)
+            known = self._peers[data.name] = _Peer(agent_data, data.regions, neighbour)
             if data.ring is not None and self._staging != "never":
                 known.staged = self._staged_source(data.name, data.ring)
         landing = self._landings[self._connections % PROBE_SLOTS]
@@ -209,17 +218,19 @@ class NixlTransport:
         if self._closed:
             return
         self._closed = True
+        self._probe[:] = 0
         error = TransportError(TransportErrorKind.UNAVAILABLE, f"transport {self.name}: it was closed")
         for read in self._reads:
-            if not read.state.terminal:
-                read.fail(error)
             for piece in read.posted:
                 self._agent.release(piece)
-        self._reads.clear()
         for name, peer in (self._peers | self._leaving).items():
             if peer.staged is not None:
                 peer.staged.end()
             self._agent.remove(name)
+        for read in self._reads:
+            if not read.state.terminal:
+                read.fail(error)
+        self._reads.clear()
         self._peers.clear()
         self._leaving.clear()
         self._agent.close()
@@ -308,6 +319,8 @@ class NixlTransport:
         if error is not None:
             self._drop_peer(probe.peer, error)
             return
+        if self._same_host and not peer.proven:
+            self._agent.meet(peer.neighbour)
         peer.proven = probe.proven = True
         probe.next_trial(self._clock())
         if probe.trials is not None and not probe.waiting and peer.staged is not None:

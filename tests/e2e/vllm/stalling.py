@@ -16,8 +16,8 @@ from tests.e2e.vllm.stall_file import STALL_FILE, held_file
 class StallingTransport(NixlTransport):
     """NIXL, but for what the file says."""
 
-    def __init__(self, file: Path, name: str, staging: str = "auto") -> None:
-        super().__init__(name, staging)
+    def __init__(self, file: Path, name: str, **settings: Any) -> None:
+        super().__init__(name, **settings)
         self._file = file
         self._held: dict[ReadHandle, ReadRows] = {}
         self._let_go_of: dict[ReadHandle, ReadHandle] = {}

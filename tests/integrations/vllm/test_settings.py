@@ -32,18 +32,19 @@ def test_nothing_need_be_set() -> None:
     settings = read_settings(config())
     assert (settings.bind, settings.peers, settings.lease_seconds) == ("127.0.0.1:0", (), 30.0)
     assert (settings.advertise, settings.fingerprint, settings.recompute_threshold) == (None, None, 0)
-    assert settings.staging == "auto"
+    assert (settings.staging, settings.same_host) == ("auto", True)
 
 
 def test_everything_can_be_set() -> None:
     stated = {
         "host": "::1", "port": 5600, "advertise": "node7", "peers": ["10.0.0.0/8"], "kv_lease_duration": 5,
         "kv_recompute_threshold": 64, "fingerprint": "", "staging": "never",
+        "same_host": False,
     }  # fmt: skip
     settings = read_settings(config(**stated))
     assert (settings.bind, settings.advertise, settings.peers) == ("[::1]:5600", "node7", ("10.0.0.0/8",))
     assert (settings.lease_seconds, settings.recompute_threshold, settings.fingerprint) == (5.0, 64, "")
-    assert settings.staging == "never"
+    assert (settings.staging, settings.same_host) == ("never", False)
 
 
 def test_data_parallel_ranks_listen_side_by_side() -> None:
@@ -57,6 +58,7 @@ def test_data_parallel_ranks_listen_side_by_side() -> None:
         ("host", 5), ("port", "x"), ("port", -1), ("port", True), ("peers", "10.0.0.7"), ("peers", [1]),
         ("kv_lease_duration", 0), ("kv_lease_duration", "long"), ("kv_recompute_threshold", 1.5), ("fingerprint", 7),
         ("staging", "sometimes"), ("staging", True), ("staging", None),
+        ("same_host", "yes"), ("same_host", 1), ("same_host", None),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_named(key: str, value: object) -> None:

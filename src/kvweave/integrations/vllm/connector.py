@@ -54,16 +54,16 @@ class KVWeaveConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 vllm_config,
                 kv_cache_config,
                 settings,
-                partial(self.make_transport, staging=settings.staging),
+                partial(self.make_transport, staging=settings.staging, same_host=settings.same_host),
                 has_neighbours(engine),
             )
 
     @staticmethod
-    def make_transport(name: str, staging: str = "auto") -> Transport:
+    def make_transport(name: str, staging: str = "auto", same_host: bool = True) -> Transport:
         """One rank's transport: a worker has one of its own. See ``NixlTransport``."""
         from kvweave.transport.nixl import NixlTransport
 
-        return NixlTransport(name, staging)
+        return NixlTransport(name, staging, same_host)
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:

@@ -18,6 +18,7 @@ In ``kv_connector_extra_config``:
 ``kv_recompute_threshold``  a prompt of fewer missing tokens than this is computed, not fetched (0)
 ``staging``                 whether small pieces are gathered by the prefill side: ``auto`` (where that takes less time;
                             the default), ``always``, ``never``
+``same_host``               whether a prefill engine on the same machine is read by the system's own copies (true)
 ``fingerprint``             what both sides' weights are called; a sample of the checkpoint unless set, "" says nothing
 ==========================  ==========================================================================================
 """
@@ -39,7 +40,7 @@ _ROLES = {"kv_producer": (PREFILL,), "kv_consumer": (DECODE,), "kv_both": (PREFI
 _EVERY_ADDRESS = ("0.0.0.0", "::", "*")
 _KEYS = (
     "host", "port", "advertise", "peers", "keys", "allowed_keys", "kv_lease_duration", "kv_recompute_threshold",
-    "fingerprint", "staging",
+    "fingerprint", "staging", "same_host",
 )  # fmt: skip
 
 logger = logging.getLogger("kvweave")
@@ -60,6 +61,7 @@ class Settings:
     recompute_threshold: int = 0
     fingerprint: str | None = None
     staging: str = "auto"
+    same_host: bool = True
 
     @property
     def bind(self) -> str:
@@ -92,7 +94,7 @@ def read_settings(vllm_config: Any) -> Settings:
         port + parallel.data_parallel_index if port else 0, advertise,
         _texts(extra, "peers", '["10.0.0.7"]'), _keys(extra), _seconds(extra, "kv_lease_duration", 30.0),
         _whole(extra, "kv_recompute_threshold", 0), _text(extra, "fingerprint", None),
-        _choice(extra, "staging", STAGING),
+        _choice(extra, "staging", STAGING), _yes(extra, "same_host"),
     )  # fmt: skip
 
 
@@ -108,6 +110,14 @@ def _choice(extra: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str
     value: str = extra.get(key, choices[0])
     if value not in choices:
         raise ConfigurationError(f"kv_connector_extra_config.{key}: {value!r} is none of {', '.join(choices)}")
+    return value
+
+
+def _yes(extra: Mapping[str, Any], key: str) -> bool:
+    """True unless it is set to false."""
+    value = extra.get(key, True)
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"kv_connector_extra_config.{key}: {value!r} is neither true nor false")
     return value
 
 

@@ -1,0 +1,106 @@
+"""Pieces that are copied from a neighbour, by whoever starts them and a few helping threads.
+
+A piece is cut into strokes, one system call each, which release the interpreter. The starting thread takes one after
+the other; where there are several, helpers that are free take others meanwhile::
+
+    piece [s0 s1 s2 s3]     starter: s0 s2      helper: s1 s3
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from functools import cache
+from queue import SimpleQueue
+
+from kvweave.errors import TransportError
+from kvweave.transport.neighbour import Neighbour
+from kvweave.transport.rows import ReadRows, split_into_posts
+
+MOST_STROKE_BYTES = 2 << 20
+MOST_STROKE_ROWS = 512
+MOST_THREADS = 4
+"""That copy at once, as many as NIXL's connector in vLLM has by default; fewer where there are fewer cores."""
+_LOOK_SECONDS = 0.0001
+
+
+class CopiedPiece:
+    """One piece of a read from a neighbour; it can be started again once it is over."""
+
+    __slots__ = ("_ended", "_errors", "_neighbour", "_strokes", "_waiting")
+
+    def __init__(self, neighbour: Neighbour, rows: ReadRows) -> None:
+        self._neighbour = neighbour
+        self._strokes = tuple(split_into_posts(rows, MOST_STROKE_BYTES, MOST_STROKE_ROWS))
+        self._waiting: deque[ReadRows] = deque()
+        self._ended = deque(self._strokes)
+        self._errors: deque[TransportError] = deque()
+
+    def start(self) -> None:
+        """Copies, with what help there is; others may be copying still when it returns."""
+        self._ended.clear()
+        self._errors.clear()
+        self._waiting.extend(self._strokes)
+        if len(self._strokes) > 1:
+            _helpers(os.getpid()).ask(self, len(self._strokes) - 1)
+        self.work()
+
+    def work(self) -> None:
+        """Copies what nobody has begun; what fails ends the rest. Any thread may call it."""
+        while True:
+            try:
+                stroke = self._waiting.popleft()
+            except IndexError:
+                return
+            if not self._errors:
+                self._copy(stroke)
+            self._ended.append(stroke)
+
+    def is_over(self) -> bool:
+        """Whether nothing of it is being copied; raises ``TransportError`` when it ended badly."""
+        if len(self._ended) < len(self._strokes):
+            return False
+        if self._errors:
+            raise self._errors[0]
+        return True
+
+    def end(self) -> None:
+        """Gives up what was not begun, and waits for what is being copied: a stroke a thread at most."""
+        while len(self._ended) < len(self._strokes):
+            try:
+                self._ended.append(self._waiting.popleft())
+            except IndexError:
+                time.sleep(_LOOK_SECONDS)
+
+    def _copy(self, stroke: ReadRows) -> None:
+        try:
+            self._neighbour.copy(stroke.source_address, stroke.target_address, stroke.nbytes)
+        except TransportError as error:
+            self._errors.append(error)
+
+
+class _Helpers:
+    """Threads of this process that take strokes; they sleep while there are none."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._asked: SimpleQueue[CopiedPiece] = SimpleQueue()
+        for number in range(count):
+            threading.Thread(target=self._run, name=f"kvweave copying {number}", daemon=True).start()
+
+    def ask(self, piece: CopiedPiece, most: int) -> None:
+        """Wakes so many helpers at most."""
+        for _ in range(min(most, self._count)):
+            self._asked.put(piece)
+
+    def _run(self) -> None:
+        while True:
+            self._asked.get().work()
+
+
+@cache
+def _helpers(process: int) -> _Helpers:
+    """Those of this process; one that was forked has none of its parent's."""
+    return _Helpers(min(MOST_THREADS, len(os.sched_getaffinity(process))) - 1)

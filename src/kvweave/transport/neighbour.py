@@ -1,0 +1,104 @@
+"""A peer's process on this machine, whose memory the system copies for us (``process_vm_readv``, Linux).
+
+UCX reads over shared memory with the same call, one for each piece, and most of what a small piece costs is the call.
+Here many pieces go in one. The last piece of each call is the peer's probe, so a call that brings it has read from the
+process that the agent data came from, whoever has its number meanwhile: the system looks the process up once per call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvweave.errors import TransportError, TransportErrorKind
+from kvweave.transport.agent_data import PROBE_BYTES
+from kvweave.transport.rows import UInt64Array
+
+MOST_RANGES = 1_023
+"""What the system takes in one call, but for the probe."""
+
+RangeArray = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Process number ``pid`` of this machine, whose transport has these bytes at its probe address."""
+
+    name: str
+    pid: int
+    probe_address: int
+    probe: bytes
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the system lets us read there, and the peer is what is read."""
+        if not _CALL or not 0 < self.pid < 2**31:
+            return False
+        try:
+            self.copy(np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+        except TransportError:
+            return False
+        return True
+
+    def copy(self, source_address: UInt64Array, target_address: UInt64Array, nbytes: UInt64Array) -> None:
+        """Copies at most ``MOST_RANGES`` pieces into our memory; other threads run meanwhile.
+
+        Raises ``TransportError``: PEER_LOST when the process, or its transport, is gone, UNAVAILABLE when the system
+        does not copy all of it.
+        """
+        landing = np.zeros(PROBE_BYTES, np.uint8)
+        source = _ranges(source_address, nbytes, self.probe_address)
+        target = _ranges(target_address, nbytes, landing.ctypes.data)
+        wanted = int(nbytes.sum()) + PROBE_BYTES
+        copied = _CALL[0](self.pid, target.ctypes.data, len(target), source.ctypes.data, len(source), 0)
+        if copied < 0:
+            number = ctypes.get_errno()
+            raise self._error(
+                TransportErrorKind.PEER_LOST if number == errno.ESRCH else TransportErrorKind.UNAVAILABLE,
+                f"the system does not copy from process {self.pid}: {os.strerror(number)}",
+            )
+        if copied != wanted:
+            raise self._error(
+                TransportErrorKind.UNAVAILABLE, f"{copied} of {wanted} bytes could be copied from process {self.pid}"
+            )
+        if landing.tobytes() != self.probe:
+            raise self._error(
+                TransportErrorKind.PEER_LOST, f"process {self.pid} is another one now, or has closed its transport"
+            )
+
+    def _error(self, kind: TransportErrorKind, text: str) -> TransportError:
+        return TransportError(kind, f"peer {self.name}: {text}")
+
+
+def _ranges(address: UInt64Array, nbytes: UInt64Array, probe_address: int) -> RangeArray:
+    """The system's form of pieces: address and length each, neighbouring ones in one, the probe last."""
+    begins = np.ones(len(nbytes), np.bool_)
+    np.not_equal(address[1:], address[:-1] + nbytes[:-1], out=begins[1:])
+    first = np.flatnonzero(begins)
+    ranges = np.empty((len(first) + 1, 2), np.uint64)
+    ranges[:-1, 0] = address[first]
+    if len(first):
+        np.add.reduceat(nbytes, first, out=ranges[:-1, 1])
+    ranges[-1] = probe_address, PROBE_BYTES
+    return ranges
+
+
+def _system_call() -> tuple[Callable[..., int], ...]:
+    """The call; nothing where the system has none."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    except (AttributeError, OSError, TypeError):
+        return ()
+    call.restype = ctypes.c_ssize_t
+    pointer, count = ctypes.c_void_p, ctypes.c_ulong
+    call.argtypes = [ctypes.c_int, pointer, count, pointer, count, count]
+    return (call,)
+
+
+_CALL = _system_call()
