@@ -73,13 +73,13 @@ def test_pieces_at_random_places_arrive_and_no_others_change(
 def test_a_stopped_process_is_copied_from_and_a_killed_one_is_lost(source: SourceProcess) -> None:
     address, neighbour = neighbour_of(source)
     target = np.zeros(64, np.uint8)
-    rows = (single(address), single(target.ctypes.data), single(64))
+    stroke = neighbour.stroke(ReadRows(single(address), single(target.ctypes.data), single(64)))
     source.stop()
-    neighbour.copy(*rows)
+    neighbour.copy(stroke)
     np.testing.assert_array_equal(target, source.memory[:64])
     source.kill()
     with pytest.raises(TransportError) as caught:
-        neighbour.copy(*rows)
+        neighbour.copy(stroke)
     assert caught.value.kind is TransportErrorKind.PEER_LOST
     assert not neighbour.reachable
 

@@ -253,7 +253,7 @@ class FetchBook:
         fetch.begin(now, self._ranks, lease, self._timing)
         self._fetches.reading.add(fetch.number)
         post = fetch.post(fetch.order, self._contacts.take_salt(fetch.address))
-        return (*self._say_claim(now, fetch), post)
+        return (post, *self._say_claim(now, fetch))
 
     def _say_claim(self, now: float, fetch: FetchEntry) -> Effects:
         self._timers.set(fetch.number, min(now + fetch.resend_seconds, fetch.answer_by))

@@ -144,7 +144,7 @@ class DecodeEngine(Closing):
         self._require_taking()
         checked = self._checked(reference)
         fetch = Fetch(next(self._numbers), checked.request_id, self._abort)
-        self._submit(Hold(fetch, checked))
+        self._coordinator.submit(Hold(fetch, checked))  # in time by the thread's own clock: mostly its begin is next
         return fetch
 
     def begin(

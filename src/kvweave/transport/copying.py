@@ -16,7 +16,7 @@ from functools import cache
 from queue import SimpleQueue
 
 from kvweave.errors import TransportError
-from kvweave.transport.neighbour import Neighbour
+from kvweave.transport.neighbour import Neighbour, Stroke
 from kvweave.transport.rows import ReadRows, split_into_posts
 
 MOST_STROKE_BYTES = 2 << 20
@@ -33,8 +33,9 @@ class CopiedPiece:
 
     def __init__(self, neighbour: Neighbour, rows: ReadRows) -> None:
         self._neighbour = neighbour
-        self._strokes = tuple(split_into_posts(rows, MOST_STROKE_BYTES, MOST_STROKE_ROWS))
-        self._waiting: deque[ReadRows] = deque()
+        strokes = split_into_posts(rows, MOST_STROKE_BYTES, MOST_STROKE_ROWS)
+        self._strokes = tuple(neighbour.stroke(some) for some in strokes)
+        self._waiting: deque[Stroke] = deque()
         self._ended = deque(self._strokes)
         self._errors: deque[TransportError] = deque()
 
@@ -74,9 +75,9 @@ class CopiedPiece:
             except IndexError:
                 time.sleep(_LOOK_SECONDS)
 
-    def _copy(self, stroke: ReadRows) -> None:
+    def _copy(self, stroke: Stroke) -> None:
         try:
-            self._neighbour.copy(stroke.source_address, stroke.target_address, stroke.nbytes)
+            self._neighbour.copy(stroke)
         except TransportError as error:
             self._errors.append(error)
 

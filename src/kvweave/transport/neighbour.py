@@ -18,12 +18,25 @@ import numpy.typing as npt
 
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.agent_data import PROBE_BYTES
-from kvweave.transport.rows import UInt64Array
+from kvweave.transport.rows import ReadRows, UInt64Array
 
 MOST_RANGES = 1_023
 """What the system takes in one call, but for the probe."""
 
 RangeArray = npt.NDArray[np.uint64]
+
+_NONE = np.zeros(0, np.uint64)
+NO_ROWS = ReadRows(_NONE, _NONE, _NONE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stroke:
+    """Pieces that go in one call, as the system takes them: address and length each, the probe last on both sides."""
+
+    source: RangeArray
+    target: RangeArray
+    nbytes: int
+    landing: npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +54,26 @@ class Neighbour:
         if not _CALL or not 0 < self.pid < 2**31:
             return False
         try:
-            self.copy(np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+            self.copy(self.stroke(NO_ROWS))
         except TransportError:
             return False
         return True
 
-    def copy(self, source_address: UInt64Array, target_address: UInt64Array, nbytes: UInt64Array) -> None:
-        """Copies at most ``MOST_RANGES`` pieces into our memory; other threads run meanwhile.
+    def stroke(self, rows: ReadRows) -> Stroke:
+        """At most ``MOST_RANGES`` rows, to be copied as often as wanted."""
+        landing = np.zeros(PROBE_BYTES, np.uint8)
+        source = _ranges(rows.source_address, rows.nbytes, self.probe_address)
+        target = _ranges(rows.target_address, rows.nbytes, landing.ctypes.data)
+        return Stroke(source, target, rows.total_bytes + PROBE_BYTES, landing)
+
+    def copy(self, stroke: Stroke) -> None:
+        """Copies into our memory; other threads run meanwhile.
 
         Raises ``TransportError``: PEER_LOST when the process, or its transport, is gone, UNAVAILABLE when the system
         does not copy all of it.
         """
-        landing = np.zeros(PROBE_BYTES, np.uint8)
-        source = _ranges(source_address, nbytes, self.probe_address)
-        target = _ranges(target_address, nbytes, landing.ctypes.data)
-        wanted = int(nbytes.sum()) + PROBE_BYTES
+        source, target = stroke.source, stroke.target
+        stroke.landing[:] = 0
         copied = _CALL[0](self.pid, target.ctypes.data, len(target), source.ctypes.data, len(source), 0)
         if copied < 0:
             number = ctypes.get_errno()
@@ -63,11 +81,12 @@ class Neighbour:
                 TransportErrorKind.PEER_LOST if number == errno.ESRCH else TransportErrorKind.UNAVAILABLE,
                 f"the system does not copy from process {self.pid}: {os.strerror(number)}",
             )
-        if copied != wanted:
+        if copied != stroke.nbytes:
             raise self._error(
-                TransportErrorKind.UNAVAILABLE, f"{copied} of {wanted} bytes could be copied from process {self.pid}"
+                TransportErrorKind.UNAVAILABLE,
+                f"{copied} of {stroke.nbytes} bytes could be copied from process {self.pid}",
             )
-        if landing.tobytes() != self.probe:
+        if stroke.landing.tobytes() != self.probe:
             raise self._error(
                 TransportErrorKind.PEER_LOST, f"process {self.pid} is another one now, or has closed its transport"
             )
@@ -77,14 +96,8 @@ class Neighbour:
 
 
 def _ranges(address: UInt64Array, nbytes: UInt64Array, probe_address: int) -> RangeArray:
-    """The system's form of pieces: address and length each, neighbouring ones in one, the probe last."""
-    begins = np.ones(len(nbytes), np.bool_)
-    np.not_equal(address[1:], address[:-1] + nbytes[:-1], out=begins[1:])
-    first = np.flatnonzero(begins)
-    ranges = np.empty((len(first) + 1, 2), np.uint64)
-    ranges[:-1, 0] = address[first]
-    if len(first):
-        np.add.reduceat(nbytes, first, out=ranges[:-1, 1])
+    ranges = np.empty((len(nbytes) + 1, 2), np.uint64)
+    ranges[:-1, 0], ranges[:-1, 1] = address, nbytes
     ranges[-1] = probe_address, PROBE_BYTES
     return ranges
 

@@ -11,21 +11,26 @@ def told_pause(batches_in_flight: int) -> Pause:
     return pause
 
 
+def pauses(pause: Pause, num_scheduled_tokens: int) -> bool:
+    pause.count(num_scheduled_tokens)
+    return pause.take()
+
+
 def test_what_was_told_ends_one_pause() -> None:
     pause = told_pause(1)
-    assert pause.take(0)
-    assert not pause.take(0)
+    assert pauses(pause, 0)
+    assert not pauses(pause, 0)
 
 
 def test_a_step_that_computes_does_not_pause_and_takes_no_news_away() -> None:
     pause = told_pause(1)
-    assert not pause.take(7)
-    assert pause.take(0)
+    assert not pauses(pause, 7)
+    assert pauses(pause, 0)
 
 
 @pytest.mark.parametrize("batches_in_flight", [2, 3])
 def test_it_pauses_only_when_no_step_that_computes_can_be_in_flight(batches_in_flight: int) -> None:
     pause = told_pause(batches_in_flight)
-    assert not pause.take(1)
-    assert not any(pause.take(0) for _ in range(batches_in_flight - 1))
-    assert pause.take(0)
+    assert not pauses(pause, 1)
+    assert not any(pauses(pause, 0) for _ in range(batches_in_flight - 1))
+    assert pauses(pause, 0)

@@ -96,6 +96,11 @@ class Loads:
         """Whether a load has begun and was not yet reported as ended."""
         return bool(self._unreported)
 
+    @property
+    def silent(self) -> bool:
+        """Whether something is under way and there is nothing to report of it."""
+        return bool(self._unreported) and not self._delivered and not self._failed
+
     def arrive(self, request: Any) -> None:
         """A new request; holds its offer while it is queued, or follows what will be offered."""
         if not names_offer(request):

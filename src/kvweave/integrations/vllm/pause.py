@@ -10,6 +10,8 @@ from __future__ import annotations
 import threading
 
 PAUSE_SECONDS = 0.008
+BRIEF_SECONDS = 0.002
+"""What our threads need to begin a load, before vLLM's workers are busy with an empty step."""
 
 
 class Pause:
@@ -27,11 +29,14 @@ class Pause:
         """There is something to report; from any thread."""
         self._news.set()
 
-    def take(self, num_scheduled_tokens: int) -> bool:
-        """Waits before a step that computes so many tokens; whether it had to be ended. Nothing told is lost."""
+    def count(self, num_scheduled_tokens: int) -> None:
+        """A step begins that computes so many tokens."""
         self._empty_steps = 0 if num_scheduled_tokens else self._empty_steps + 1
+
+    def take(self, most_seconds: float = PAUSE_SECONDS) -> bool:
+        """Waits, if no step that has begun may compute; whether it had to be ended. Nothing told is lost."""
         if self._empty_steps < self._batches_in_flight:
             return False
-        told = self._news.wait(PAUSE_SECONDS)
+        told = self._news.wait(most_seconds)
         self._news.clear()
         return told

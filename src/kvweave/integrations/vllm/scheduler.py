@@ -17,7 +17,7 @@ from kvweave.integrations.vllm.layout import refuse_configuration
 from kvweave.integrations.vllm.loads import Loads
 from kvweave.integrations.vllm.metadata import Finished, RankHandshake
 from kvweave.integrations.vllm.offers import Offers, kept_back, whole_block_tokens
-from kvweave.integrations.vllm.pause import Pause
+from kvweave.integrations.vllm.pause import BRIEF_SECONDS, PAUSE_SECONDS, Pause
 from kvweave.integrations.vllm.prefix_cache import keep_unpublished
 from kvweave.integrations.vllm.progress import Progress
 from kvweave.integrations.vllm.settings import DECODE, PREFILL, Settings
@@ -106,12 +106,15 @@ class SchedulerRole:
     def take_finished(self, num_scheduled_tokens: int) -> Finished:
         """What the workers are to report in a step that computes so many tokens.
 
-        What must be said at once to let a fetch begin waits for nothing.
+        While something is loaded, most of the pause is ``take_loaded``'s: what was loaded is then computed in the next
+        step. What must be said at once to let a fetch begin waits for nothing.
         """
         if self._offers is not None:
             self._offers.offer_progress(self.kv_cache_manager)
+        self._pause.count(num_scheduled_tokens)
         if not self._zeroed:
-            self._pause.take(num_scheduled_tokens)
+            loading = self._loads is not None and self._loads.under_way
+            self._pause.take(BRIEF_SECONDS if loading else PAUSE_SECONDS)
         released = frozenset() if self._offers is None else frozenset(self._offers.take_released())
         zeroed, self._zeroed = frozenset(self._zeroed), set()
         watched = self._offers is not None and self._offers.progressing
@@ -123,6 +126,8 @@ class SchedulerRole:
         """A step was processed: requests whose load was delivered since, whose blocks hold what was offered."""
         if self._offers is not None:
             self._offers.offer_progress(self.kv_cache_manager)
+        if self._loads is not None and self._loads.silent:
+            self._pause.take()
         delivered = {} if self._loads is None else self._loads.take_delivered()
         for request_id, report in delivered.items():
             if report.incomplete:
