@@ -63,3 +63,17 @@ def test_peer_with_a_lease_of_no_time_does_not_hear_from_us_all_the_time(contact
     contacts.due(100.0)
     contacts.beat(100.0, ADDRESS)
     assert contacts.get_timer() == 100.0 + LEAST_INTERVAL_SECONDS
+
+
+def test_peer_attends_until_all_our_ranks_have_done_without(contacts: Contacts) -> None:
+    assert contacts.attends(ADDRESS, 2)
+    contacts.note_reads(ADDRESS, 0, attended=False)
+    assert contacts.attends(ADDRESS, 2)
+    contacts.note_reads(ADDRESS, 1, attended=False)
+    assert not contacts.attends(ADDRESS, 2)
+    contacts.note_reads(ADDRESS, 0, attended=True)
+    assert contacts.attends(ADDRESS, 2)
+    contacts.note_reads(ADDRESS, 0, attended=False)
+    contacts.ready(200.0, ADDRESS, 9.0)
+    assert contacts.attends(ADDRESS, 2)
+    contacts.note_reads("nobody", 0, attended=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvweave.errors import LocalProtocolError, Mismatch, RemoteProtocolError
@@ -74,7 +76,7 @@ def reasons(effects: tuple[object, ...]) -> list[object]:
 
 def test_fetch_claims_at_once_when_the_peer_is_ready(book: FetchBook) -> None:
     effects = book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
-    assert effects[0] == Send(ADDRESS, Claim(7, ENGINE, key()))
+    assert effects[1] == Send(ADDRESS, Claim(7, ENGINE, key()))
 
 
 def test_fetch_waits_for_its_peer() -> None:
@@ -84,7 +86,7 @@ def test_fetch_waits_for_its_peer() -> None:
 
 
 def test_reads_begin_with_the_claim(book: FetchBook) -> None:
-    _claim, post = book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS, 4))
+    post, _claim = book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS, 4))
     assert isinstance(post, PostReads)
     assert (post.source_tables, post.target_tables, post.start_token, post.num_tokens) == (TABLES, TARGETS, 4, 10)
     assert book.receive(101.0, ADDRESS, CLAIMED) == ()
@@ -473,3 +475,12 @@ def test_drained_engine_has_nothing_left_when_its_acknowledgements_are_confirmed
     assert not reading.drained
     reading.receive(100.3, ADDRESS, Acknowledged(7, (0, 1)))
     assert reading.drained
+
+
+def test_peer_is_asked_to_attend_unless_the_last_reads_of_all_ranks_did_without(book: FetchBook) -> None:
+    for number, attended in ((7, False), (8, True), (9, False), (10, False)):
+        offered = replace(reference(), request_id=f"request {number}")
+        post, claim = book.fetch(100.0 + number, number, Order(ADDRESS, offered, TARGETS))
+        assert claim.message.attend == post.attended == (number in (7, 9))
+        for rank in (0, 1):
+            book.reads_ended(100.0 + number, number, rank, 100.0 + number, attended and rank == 1)

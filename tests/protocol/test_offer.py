@@ -253,7 +253,7 @@ def test_closing_tells_claimants_and_keeps_what_they_read_until_nothing_can_be_r
     assert [type(message) for message in messages(effects)] == [Revoked]
     assert effects[-1] == Release(key("second"), ReleaseReason.CLOSING)
     assert book.close() == (Release(key(), ReleaseReason.CLOSING),)
-    assert (len(book), book.being_read, book.get_timer()) == (0, 0, None)
+    assert (len(book), book.attended, book.get_timer()) == (0, 0, None)
 
 
 def test_drained_engine_releases_new_offers_at_once_and_keeps_the_others(book: OfferBook) -> None:
@@ -267,10 +267,18 @@ def test_drained_engine_releases_new_offers_at_once_and_keeps_the_others(book: O
 
 def test_claimed_offers_are_counted_until_their_release(book: OfferBook) -> None:
     book.receive(101.0, "a", GUEST, CLAIM)
-    assert book.being_read == 1
+    assert book.attended == 1
     acknowledge(book, 0)
     acknowledge(book, 1)
-    assert book.being_read == 0
+    assert book.attended == 0
+
+
+def test_offers_whose_reads_need_nobody_are_not_counted(book: OfferBook) -> None:
+    book.receive(101.0, "a", GUEST, Claim(7, ENGINE, key(), attend=False))
+    assert (book.attended, book.claimant(key())) == (0, GUEST)
+    acknowledge(book, 0)
+    acknowledge(book, 1)
+    assert (book.attended, len(book)) == (0, 0)
 
 
 def test_memory_of_ended_offers_is_bounded(book: OfferBook) -> None:

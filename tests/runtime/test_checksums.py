@@ -44,8 +44,8 @@ class Flipping:
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
-    def read(self, peer: str, rows: ReadRows) -> ReadHandle:
-        self._reads.append((self._inner.read(peer, rows), rows))
+    def read(self, peer: str, rows: ReadRows, attended: bool = True) -> ReadHandle:
+        self._reads.append((self._inner.read(peer, rows, attended), rows))
         return self._reads[-1][0]
 
     def progress(self) -> int:

@@ -122,7 +122,7 @@ def test_second_engine_that_claims_is_refused(pair: Pair) -> None:
     hold = scripted_faults([Fault(dropped=True)] * 10)
     slow = DecodeEngine(pair.target.layout, transport=lambda name: pair.network.join(name, hold), clock=pair.clock)
     first = slow.fetch(reference, TARGET_BLOCKS)
-    wait_until(lambda: pair.prefill._coordinator._side.offers.being_read == 1)
+    wait_until(lambda: pair.prefill._coordinator._side.offers.attended == 1)
     with pytest.raises(TransferRefused, match="already_claimed"):
         pair.decode.fetch(reference, TARGET_BLOCKS).result(PATIENCE)
     slow.close()
@@ -187,7 +187,7 @@ def test_failed_source_fails_the_fetch_once_and_frees_the_blocks_of_both_sides()
 def test_abort_while_reading_ends_the_reads_and_frees_both_sides() -> None:
     with joined(faults=scripted_faults([Fault(dropped=True)] * 10)) as pair:
         fetch = pair.decode.fetch(pair.offer(), TARGET_BLOCKS)
-        wait_until(lambda: pair.prefill._coordinator._side.offers.being_read == 1)
+        wait_until(lambda: pair.prefill._coordinator._side.offers.attended == 1)
         fetch.abort()
         assert failure(fetch) is FailureReason.ABORTED
         assert fetch.wait_reusable(PATIENCE)
@@ -204,7 +204,7 @@ def test_abort_of_a_finished_fetch_is_ignored(pair: Pair) -> None:
 def test_lease_that_ends_while_reading_fails_the_fetch_and_releases_the_blocks() -> None:
     with joined(faults=scripted_faults([Fault(dropped=True)] * 10), lease_seconds=10) as pair:
         fetch = pair.decode.fetch(pair.offer(), TARGET_BLOCKS)
-        wait_until(lambda: pair.prefill._coordinator._side.offers.being_read == 1)
+        wait_until(lambda: pair.prefill._coordinator._side.offers.attended == 1)
         pair.clock.advance(11)
         over = (RefusalReason.LEASE_ENDED, FailureReason.REVOKED, FailureReason.LATE, FailureReason.UNANSWERED)
         assert failure(fetch) in over
@@ -263,7 +263,7 @@ def test_prefill_engine_that_is_gone_fails_its_requests_in_bounded_time() -> Non
 def test_source_that_dies_while_it_is_read_is_a_lost_peer() -> None:
     with joined(faults=scripted_faults([Fault(dropped=True)] * 10)) as pair:
         fetch = pair.decode.fetch(pair.offer(), TARGET_BLOCKS)
-        wait_until(lambda: pair.prefill._coordinator._side.offers.being_read == 1)
+        wait_until(lambda: pair.prefill._coordinator._side.offers.attended == 1)
         for transport in pair.transports:
             pair.network.kill(transport)
         with pytest.raises(TransportError) as caught:

@@ -28,7 +28,7 @@ from tests.runtime.memory import ATTENTION
 
 LAYOUT = kw.EngineLayout.build(ATTENTION, kw.ParallelConfig(tp=2), kw.CacheConfig(num_blocks=4))
 STATISTICS = ReadStatistics({RankCoordinates(1, 0, 3): 70}, 4, 0.25, 0.5, {"window": (3, 9)})
-READS = PostReads(7, "host:1", {"full": (1, 2)}, {"full": (-1, 5)}, 3, 40, 9)
+READS = PostReads(7, "host:1", {"full": (1, 2)}, {"full": (-1, 5)}, 3, 40, 9, attended=False)
 COMMANDS = [
     DropPeer("host:1"),
     READS,
@@ -45,6 +45,7 @@ EVENTS = [
     ReadFailed(7, 3, RefusalReason.RELEASED, "gone"),
     ReadFailed(7, 3, FailureReason.READ_FAILED, "elsewhere", None, elsewhere=True),
     ReadsEnded(7, 3, 12.5, STATISTICS),
+    ReadsEnded(7, 3, 12.5, STATISTICS, attended=False),
     Ended(),
 ]
 

@@ -57,7 +57,7 @@ def test_it_stays_awake_after_a_handshake_and_while_it_is_read(joined: Joined) -
     joined.say(HandshakeRequest(1, "decode-1", EngineRole.DECODE, 1))
     joined.until(Activity.SERVING)
     joined.say(Claim(7, ENGINE, key()))
-    wait_until(lambda: joined.coordinator.poll() and joined.side.offers.being_read == 1)
+    wait_until(lambda: joined.coordinator.poll() and joined.side.offers.attended == 1)
     joined.say(Acknowledge(7, key(), (0,)))
     wait_until(lambda: joined.coordinator.poll() and released.done())
     joined.clock.advance(GREETED_SECONDS)
@@ -72,7 +72,7 @@ def test_commands_come_before_messages_that_are_there_already(joined: Joined) ->
     assert joined.server.socket.poll(10_000)
     joined.offer()
     joined.coordinator.poll()
-    assert joined.side.offers.being_read == 1
+    assert joined.side.offers.attended == 1
 
 
 def test_withdrawal_releases_at_once_what_nobody_reads(joined: Joined) -> None:

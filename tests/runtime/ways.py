@@ -12,7 +12,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "copied": {"staging": "never"},
     "direct": {"staging": "never", "same_host": False},
     "staged": {"staging": "always", "same_host": False},
-    "staged, copied": {"staging": "always"},
+    "staged-copied": {"staging": "always"},
 }
 """Parameters of ``NixlTransport``."""
 

@@ -413,6 +413,20 @@ def test_a_process_of_another_number_is_read_over_nixl() -> None:
             assert bool(pair.target._agent._neighbours) == (name == "itself")
 
 
+def test_reads_that_are_copied_need_nothing_of_the_peer_unless_it_should_gather_them() -> None:
+    dear, cheap = Cost(1.0, 0.0, 0.0), Cost(0.001, 0.0, 0.0)
+    with one_process("auto", same_host=True) as pair:
+        peer, rows = pair.connect(), pair.rows(*MANY)
+        pair.target._peers[peer].choice = Choice(Rates(cheap, dear, 1 << 20))
+        assert not pair.target.read(peer, rows).attended
+        pair.target._peers[peer].choice = Choice(Rates(dear, cheap, 1 << 20))
+        unattended = pair.target.read(peer, rows, attended=False)
+        assert (type(unattended), unattended.attended) == (PiecewiseRead, True)
+        assert type(pair.target.read(peer, rows)) is StagedRead
+    with one_process("auto") as pair:
+        assert pair.target.read(pair.connect(), pair.rows([1], [2], [3])).attended
+
+
 def test_a_transport_that_was_closed_is_copied_from_no_more() -> None:
     source = nixl.NixlTransport(fresh_name("source"))
     memory = random_source()

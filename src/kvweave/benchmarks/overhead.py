@@ -1,7 +1,7 @@
-"""What a request costs in our own code: everything between its order and its end but the call that moves bytes.
+"""What a request costs in our own code: everything between its order and its end but NIXL's post call.
 
 One decode rank is driven by hand, without an engine's threads, so that nothing but its work is counted: the lookup of
-the plan, the rows, their check and cut, the calls that prepare and release, and the look at what has ended. The
+the plan, the rows, their check and cut, NIXL's calls that prepare and release, and the look at what has ended. The
 incumbent's side is the same of its way: ids in its prepared lists, the calls that make, check and release the transfer.
 """
 
@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
-from typing import Any
 
 from kvweave.benchmarks.effort import Effort
 from kvweave.benchmarks.memory import GROUP, CacheShape, consecutive, scattered
@@ -20,8 +19,8 @@ from kvweave.benchmarks.pair import Pair
 from kvweave.benchmarks.raw_nixl import IncumbentReader
 from kvweave.benchmarks.report import Bound, Limit, Line, Value
 from kvweave.benchmarks.source import Source
-from kvweave.benchmarks.stopwatch import START, TimedAgent
-from kvweave.benchmarks.ways import USUAL, transport_factory
+from kvweave.benchmarks.stopwatch import POST, TimedAgent, replace_agent
+from kvweave.benchmarks.ways import Way, transport_factory
 from kvweave.protocol.effects import ConnectPeer, PostReads
 from kvweave.runtime.clock import boot_time
 from kvweave.runtime.events import Connected, NotConnected, ReadFailed, ReadsEnded
@@ -80,7 +79,7 @@ class _Rank:
         """Seconds in NIXL's other calls, each counted: in requests of their own, since counting costs time too."""
         self._agent.count(None)
         found = [self.request(*tables).other_calls for _ in range(rounds)]
-        self._agent.count(START)
+        self._agent.count(POST)
         return found
 
     def request(self, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> _Costs:
@@ -99,8 +98,8 @@ class _Rank:
 @contextmanager
 def _rank(pair: Pair) -> Iterator[_Rank]:
     layout, agent_data = pair.source.open_rank()
-    transport: Any = transport_factory(USUAL)(f"bench rank {next(_numbers)}")
-    agent = transport._agent = TimedAgent(transport._agent, only=START, post=START)
+    transport = transport_factory(Way.DIRECT)(f"bench rank {next(_numbers)}")
+    agent = replace_agent(transport, lambda agent: TimedAgent(agent, only=POST))
     worker = DecodeWorker(0, pair.memory.layout, transport, boot_time)
     try:
         worker.submit(ConnectPeer(_ADDRESS, 1, layout, (agent_data,)))
@@ -132,7 +131,7 @@ def _lines(
     key: str, title: str, ours: Sequence[_Costs], calls: Sequence[float], theirs: Sequence[float], own: bool
 ) -> Iterator[Line]:
     mine = Value.milliseconds("kvweave", [one.outside_post for one in ours])
-    nixl = Value.milliseconds("of that to prepare and to look", calls)
+    nixl = Value.milliseconds("of that in NIXL's other calls", calls)
     whole = Value.milliseconds("whole transfer", [one.elapsed for one in ours])
     other = Value.milliseconds("vLLM's functions" if own else "NixlConnector's NIXL calls", theirs)
     note = "" if own else "vLLM's own functions are not measured here (make bench does)"

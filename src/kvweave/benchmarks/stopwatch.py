@@ -9,8 +9,6 @@ from typing import Any
 
 POST = "transfer"
 """NIXL's post call. On shared memory it is the copy itself, in the calling thread."""
-START = "start"
-"""The same of the transport's own agent, which posts or copies."""
 
 
 def replace_agent(transport: Any, make: Callable[[Any], Any]) -> Any:
@@ -23,13 +21,11 @@ def replace_agent(transport: Any, make: Callable[[Any], Any]) -> Any:
 class TimedAgent:
     """Stands for an agent, call by call. ``seconds`` has the time of each call's name since ``reset``.
 
-    ``post`` is the name of the call that moves the bytes. With ``only`` nothing but that call is counted, and the
-    others cost what they cost without a stopwatch.
+    With ``only`` nothing but that call is counted, and the others cost what they cost without a stopwatch.
     """
 
-    def __init__(self, agent: Any, only: str | None = None, post: str = POST) -> None:
+    def __init__(self, agent: Any, only: str | None = None) -> None:
         self._agent = agent
-        self._post = post
         self._only = only
         self._found: list[str] = []
         self.seconds: dict[str, float] = defaultdict(float)
@@ -46,7 +42,7 @@ class TimedAgent:
     @property
     def post_seconds(self) -> float:
         """Time inside the post call."""
-        return self.seconds[self._post]
+        return self.seconds[POST]
 
     @property
     def other_seconds(self) -> float:

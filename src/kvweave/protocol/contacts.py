@@ -7,7 +7,7 @@ peer that is gone is found out within a heartbeat's interval and ``silence_secon
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvweave.protocol.effects import Send
 from kvweave.protocol.messages import MOST_BEATS, Heartbeat, OfferKey
@@ -23,6 +23,7 @@ MOST_SILENT_SECONDS = 0.1
 class _Contact:
     lease_seconds: float
     salt: int
+    unattended: set[int] = field(default_factory=set)
 
 
 class Contacts:
@@ -67,6 +68,17 @@ class Contacts:
         salt = self.salt(address)
         self._contacts[address].salt = salt + 1
         return salt
+
+    def note_reads(self, address: str, rank: int, attended: bool) -> None:
+        """The last reads of this rank of ours needed the peer's help, or would have been better with it, or not."""
+        contact = self._contacts.get(address)
+        if contact is not None:
+            (contact.unattended.discard if attended else contact.unattended.add)(rank)
+
+    def attends(self, address: str, num_ranks: int) -> bool:
+        """Whether the peer should look after the next reads: unless none of our ranks has need of it."""
+        contact = self._contacts.get(address)
+        return contact is None or len(contact.unattended) < num_ranks
 
     def hear(self, address: str) -> None:
         """The peer has said something."""

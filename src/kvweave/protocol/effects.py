@@ -171,7 +171,8 @@ class PostReads:
     """Every rank computes its rows and posts its reads, now. Tables give logical block ids per group.
 
     ``portion`` says which part of the request moves, None that it moves at once. Reads with a ``fence`` begin only when
-    the rank's own engine says of that number that their target memory may be written.
+    the rank's own engine says of that number that their target memory may be written. ``attended``: the source's ranks
+    look after them.
     """
 
     fetch: int
@@ -183,6 +184,7 @@ class PostReads:
     salt: int
     fence: int | None = None
     portion: Portion | None = None
+    attended: bool = True
 
 
 @dataclass(frozen=True, slots=True)

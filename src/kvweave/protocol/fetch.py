@@ -174,11 +174,12 @@ class FetchBook:
                 self.acknowledgements.confirm(address, message)
         return ()
 
-    def reads_ended(self, now: float, number: int, rank: int, completed_at: float) -> Effects:
-        """All reads of one rank are terminal; ``completed_at`` is when that was seen, on our clock."""
+    def reads_ended(self, now: float, number: int, rank: int, completed_at: float, attended: bool = True) -> Effects:
+        """All reads of one rank are terminal, seen at ``completed_at`` by our clock; ``attended`` as of a read."""
         fetch = self._fetches.get(number)
         if fetch is None or rank not in fetch.reading:
             return ()
+        self._contacts.note_reads(fetch.address, rank, attended)
         if rank in fetch.again and fetch.state in (FetchState.CLAIMING, FetchState.READING):
             fetch.again.discard(rank)
             fetch.step(FetchEvent.RETRY)
@@ -251,6 +252,7 @@ class FetchBook:
             return ()
         fetch.step(FetchEvent.PEER_READY)
         fetch.begin(now, self._ranks, lease, self._timing)
+        fetch.attended = self._contacts.attends(fetch.address, len(self._ranks))
         self._fetches.reading.add(fetch.number)
         post = fetch.post(fetch.order, self._contacts.take_salt(fetch.address))
         return (post, *self._say_claim(now, fetch))

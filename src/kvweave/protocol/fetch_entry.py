@@ -19,10 +19,11 @@ class FetchEntry:
     """The record of one fetch.
 
     ``moved``: its claim was sent once more, to the engine that took the first one's place. ``acknowledged``: its ranks
-    tell the peer when their reads have ended; False for one that is gone or never granted anything. ``reading``: our
-    ranks whose reads may not be terminal; those of ``again`` have failed and will be tried once more. ``doubt``: what
-    our ranks find wrong with a reference whose claim is not answered yet. ``asked`` renewals went to engines that are
-    gone. A claim is repeated after ``resend_seconds`` and answered until ``answer_by``, or given up.
+    tell the peer when their reads have ended; False for one that is gone or never granted anything. ``attended``: the
+    peer was asked to look after the reads. ``reading``: our ranks whose reads may not be terminal; those of ``again``
+    have failed and will be tried once more. ``doubt``: what our ranks find wrong with a reference whose claim is not
+    answered yet. ``asked`` renewals went to engines that are gone. A claim is repeated after ``resend_seconds`` and
+    answered until ``answer_by``, or given up.
     """
 
     number: int
@@ -32,6 +33,7 @@ class FetchEntry:
     order: Order | None = None
     moved: bool = False
     acknowledged: bool = True
+    attended: bool = True
     reading: set[int] = field(default_factory=set)
     again: set[int] = field(default_factory=set)
     doubt: tuple[AnyFailure, str] | None = None
@@ -63,7 +65,7 @@ class FetchEntry:
 
     def claim(self) -> Send:
         """Asks for the offer."""
-        return Send(self.address, Claim(self.number, self.reference.engine_id, self.reference.offer))
+        return Send(self.address, Claim(self.number, self.reference.engine_id, self.reference.offer, self.attended))
 
     def renew(self, sequence: int) -> Send:
         """Asks for the lease to begin anew."""
@@ -74,7 +76,7 @@ class FetchEntry:
         offered = self.reference
         return PostReads(
             self.number, self.address, offered.tables, order.tables, order.start_token, offered.num_tokens, salt,
-            order.fence, order.portion,
+            order.fence, order.portion, self.attended,
         )  # fmt: skip
 
     def doubts(self, claimed: Claimed) -> tuple[AnyFailure, str] | None:

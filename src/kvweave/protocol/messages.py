@@ -146,11 +146,15 @@ class Incompatible(Message, frozen=True, tag="incompatible"):
 
 
 class Claim(Message, frozen=True, tag="claim"):
-    """Asks for an offer. ``engine_id`` is the prefill engine that the reference names."""
+    """Asks for an offer. ``engine_id`` is the prefill engine that the reference names.
+
+    ``attend``: its ranks must look after the reads until they have ended.
+    """
 
     claim: Number
     engine_id: EngineId
     offer: OfferKey
+    attend: bool = True
 
 
 class Claimed(Message, frozen=True, tag="claimed"):

@@ -82,6 +82,7 @@ class _Offer:
     state: OfferState = OFFER.initial
     claimant: Guest | None = None
     claim: int = 0
+    attended: bool = False
     connection: Hashable = None
     keepers: list[Hashable] = field(default_factory=list)
     missing: set[int] = field(default_factory=set)
@@ -97,16 +98,16 @@ class OfferBook:
         self._ended: OrderedDict[OfferKey, RefusalReason] = OrderedDict()
         self._known: Counter[str] = Counter()
         self._timers: Timers[OfferKey] = Timers()
-        self._being_read = 0
+        self._attended = 0
         self._retired = False
 
     def __len__(self) -> int:
         return len(self._offers)
 
     @property
-    def being_read(self) -> int:
-        """How many offers are claimed and not yet released."""
-        return self._being_read
+    def attended(self) -> int:
+        """How many offers are claimed, not yet released, and read in a way that needs our ranks."""
+        return self._attended
 
     @property
     def drained(self) -> bool:
@@ -199,7 +200,7 @@ class OfferBook:
             self._remember(key, RefusalReason.CLOSING)
             self._timers.cancel(key)
         self._offers.clear()
-        self._being_read = 0
+        self._attended = 0
         return effects
 
     def _expire(self, key: OfferKey, offer: _Offer) -> Effects:
@@ -227,7 +228,8 @@ class OfferBook:
             return self._refuse(connection, message)
         self._step(message.offer, offer, OfferEvent.CLAIM)
         offer.claimant, offer.claim, offer.missing = guest, message.claim, set(range(guest.num_ranks))
-        self._being_read += 1
+        offer.attended = message.attend
+        self._attended += message.attend
         return self._granted(now, connection, offer)
 
     def _granted(self, now: float, connection: Hashable, offer: _Offer) -> Effects:
@@ -285,7 +287,7 @@ class OfferBook:
             return ()
         del self._offers[key]
         self._timers.cancel(key)
-        self._being_read -= offer.claimant is not None
+        self._attended -= offer.attended
         self._remember(key, _ENDED[offer.state])
         return (Release(key, _RELEASED[offer.state]),)
 

@@ -280,9 +280,11 @@ class DecodeSide:
         """One of our ranks cannot connect or cannot plan."""
         return self._settle(now, self.peers.not_connected(now, address, attempt, text, problems))
 
-    def reads_ended(self, now: float, number: int, rank: int, completed_at: float) -> tuple[DecodeEffect, ...]:
+    def reads_ended(
+        self, now: float, number: int, rank: int, completed_at: float, attended: bool = True
+    ) -> tuple[DecodeEffect, ...]:
         """See ``FetchBook.reads_ended``."""
-        return self._settle(now, self.fetches.reads_ended(now, number, rank, completed_at))
+        return self._settle(now, self.fetches.reads_ended(now, number, rank, completed_at, attended))
 
     def read_failed(
         self, now: float, number: int, rank: int, reason: AnyFailure, text: str, elsewhere: bool = False

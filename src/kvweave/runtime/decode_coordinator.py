@@ -272,7 +272,7 @@ class DecodeCoordinator:
             case ReadsEnded():
                 if record is not None:
                     record.add(event)
-                effects = self._side.reads_ended(now, event.fetch, event.rank, event.completed_at)
+                effects = self._side.reads_ended(now, event.fetch, event.rank, event.completed_at, event.attended)
         self._perform(effects)
 
     def _perform(self, effects: Iterable[DecodeEffect]) -> None:

@@ -86,12 +86,16 @@ class ReadStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ReadsEnded:
-    """All reads of one rank are terminal, seen at ``completed_at`` on the machine's clock."""
+    """All reads of one rank are terminal, seen at ``completed_at`` on the machine's clock.
+
+    ``attended``: they needed the source's help, or would have been better with it.
+    """
 
     fetch: int
     rank: int
     completed_at: float
     statistics: ReadStatistics
+    attended: bool = True
 
 
 class PrefillLink(Protocol):

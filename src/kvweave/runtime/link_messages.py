@@ -91,6 +91,7 @@ class _Post(_Wire, frozen=True, tag="post"):
     salt: int
     fence: int | None
     portion: tuple[int, bool] | None
+    attended: bool
 
 
 class _Retry(_Wire, frozen=True, tag="retry"):
@@ -147,6 +148,7 @@ class _ReadsEnded(_Wire, frozen=True, tag="reads_ended"):
     post_seconds: float
     read_seconds: float
     incomplete: dict[str, tuple[int, ...]]
+    attended: bool
 
 
 class _Ended(_Wire, frozen=True, tag="ended"):
@@ -219,7 +221,7 @@ def decode_event(data: bytes) -> LinkEvent:
             statistics = ReadStatistics(
                 dict(wire.bytes_from), wire.num_rows, wire.post_seconds, wire.read_seconds, wire.incomplete
             )
-            return ReadsEnded(wire.fetch, wire.rank, wire.completed_at, statistics)
+            return ReadsEnded(wire.fetch, wire.rank, wire.completed_at, statistics, wire.attended)
         case _Ended():
             return Ended()
 
@@ -245,7 +247,7 @@ def _worker_command_wire(command: WorkerCommand) -> _WorkerCommand:
             return _Post(
                 command.fetch, command.address, dict(command.source_tables), dict(command.target_tables),
                 command.start_token, command.num_tokens, command.salt, command.fence,
-                None if portion is None else (portion.kept_start, portion.others),
+                None if portion is None else (portion.kept_start, portion.others), command.attended,
             )  # fmt: skip
         case RetryReads(fetch, rank):
             return _Retry(fetch, rank)
@@ -267,7 +269,7 @@ def _event_wire(event: LinkEvent) -> _Wire:
             read = event.statistics
             return _ReadsEnded(
                 event.fetch, event.rank, event.completed_at, tuple(read.bytes_from.items()), read.num_rows,
-                read.post_seconds, read.read_seconds, dict(read.incomplete),
+                read.post_seconds, read.read_seconds, dict(read.incomplete), event.attended,
             )  # fmt: skip
         case Ended():
             return _Ended()

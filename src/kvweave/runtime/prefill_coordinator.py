@@ -157,7 +157,7 @@ class PrefillCoordinator:
         self._perform(self._side.handle_timer(now))
         self._look_at_callers(now)
         self._log.tick(now)
-        busy = self._side.offers.being_read > 0 or now < self._awake_until or self._server.waiting
+        busy = self._side.offers.attended > 0 or now < self._awake_until or self._server.waiting
         for worker in self._workers:
             worker.attend(busy)
         return Activity.SERVING if busy else Activity.IDLE

@@ -254,8 +254,9 @@ class DecodeWorker:
             for source, rows in descriptors.items()
             for part in split_by_kind(peer.memories[source], self._memories, rows)
         ]
+        attended = reads.command is None or reads.command.attended
         for source, part in parts:
-            reads.handles.append(self._transport.read(peer.agents[source], part))
+            reads.handles.append(self._transport.read(peer.agents[source], part, attended))
             self._in_flight.add(reads.handles[-1], part.total_bytes)
         if self.checks is not None:
             reads.rows += parts
@@ -299,7 +300,8 @@ class DecodeWorker:
                 statistics.bytes_from, statistics.num_rows, statistics.post_seconds, now - reads.started_at,
                 statistics.incomplete,
             )  # fmt: skip
-            self._events.append(ReadsEnded(fetch, self._rank, now, ended))
+            attended = any(handle.attended for handle in reads.handles)
+            self._events.append(ReadsEnded(fetch, self._rank, now, ended, attended))
 
     def _checking(self, fetch: int, reads: _Reads) -> bool:
         """Whether checksums are awaited; begins with them when the last read has ended well.

@@ -78,15 +78,18 @@ READ_TRANSITIONS: Mapping[tuple[ReadState, ReadEvent], ReadState] = MappingProxy
 class ReadHandle:
     """One read, as its caller sees it: the peer it reads from, its state, and why it fails or is being cancelled.
 
+    ``attended``: it needs the peer's progress, or would be faster with it.
+
     The methods are for transports alone; callers look at ``state`` and ``error``.
     """
 
-    __slots__ = ("error", "peer", "state")
+    __slots__ = ("attended", "error", "peer", "state")
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.state = ReadState.IN_PROGRESS
         self.error: TransportError | None = None
+        self.attended = True
 
     def __repr__(self) -> str:
         reason = f", {self.error}" if self.error else ""
@@ -149,8 +152,10 @@ class Transport(Protocol):
         """
         ...
 
-    def read(self, peer: str, rows: ReadRows) -> ReadHandle:
+    def read(self, peer: str, rows: ReadRows, attended: bool = True) -> ReadHandle:
         """Starts to copy the rows from the peer's memory; zero rows are done at once.
+
+        ``attended``: the peer makes progress often meanwhile. It must unless earlier reads said that they need none.
 
         Fails PEER_LOST when the peer is not connected, NOT_REGISTERED when a row lies outside one registered region.
         """

@@ -25,6 +25,10 @@ class HostAgent(NixlAgent):
         if neighbour.reachable:
             self._neighbours[neighbour.name] = neighbour
 
+    def copies(self, peer: str, rows: ReadRows) -> bool:
+        """Whether these rows are copied, which needs nothing of the peer."""
+        return peer in self._neighbours and rows.source_memory == rows.target_memory == "DRAM"
+
     def remove(self, peer: str) -> None:
         """See ``NixlAgent``."""
         self._neighbours.pop(peer, None)
@@ -32,9 +36,8 @@ class HostAgent(NixlAgent):
 
     def prepare(self, peer: str, rows: ReadRows) -> Any:
         """See ``NixlAgent``."""
-        neighbour = self._neighbours.get(peer)
-        if neighbour is not None and rows.source_memory == rows.target_memory == "DRAM":
-            return CopiedPiece(neighbour, rows)
+        if self.copies(peer, rows):
+            return CopiedPiece(self._neighbours[peer], rows)
         return super().prepare(peer, rows)
 
     def start(self, piece: Any) -> None:

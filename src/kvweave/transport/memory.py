@@ -113,7 +113,7 @@ class MemoryTransport:
         self._peers[data.name] = peer
         return self._start(_Work(data.name, peer, None, Fault()))
 
-    def read(self, peer: str, rows: ReadRows) -> ReadHandle:
+    def read(self, peer: str, rows: ReadRows, attended: bool = True) -> ReadHandle:
         """See ``Transport``."""
         self._require_open()
         source = self._peers.get(peer)

@@ -33,7 +33,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,6 +42,7 @@ from kvweave.transport.agent_data import PROBE_BYTES, AgentData, RingPlace
 from kvweave.transport.base import MemoryRegion, ReadHandle, ReadRows, ReadState, failed_read, peer_lost
 from kvweave.transport.choice import Choice
 from kvweave.transport.host_agent import HostAgent
+from kvweave.transport.known_peer import KnownPeer
 from kvweave.transport.landing import Landing
 from kvweave.transport.neighbour import Neighbour
 from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, PiecewiseRead, ProbeRead
@@ -66,16 +66,6 @@ MOST_LOOKS = 20
 PROBE_SLOTS = 4_096
 
 
-@dataclass(slots=True)
-class _Peer:
-    data: bytes
-    regions: RegionTable
-    neighbour: Neighbour
-    proven: bool = False
-    staged: StagedSource | None = None
-    choice: Choice | None = None
-
-
 class NixlTransport:
     """A ``Transport`` over NIXL. ``name`` must be unique among all engines, and new with every restart.
 
@@ -94,8 +84,8 @@ class NixlTransport:
         self._same_host = same_host
         self._clock = clock
         self._regions = RegionTable()
-        self._peers: dict[str, _Peer] = {}
-        self._leaving: dict[str, _Peer] = {}
+        self._peers: dict[str, KnownPeer] = {}
+        self._leaving: dict[str, KnownPeer] = {}
         self._reads: deque[PiecewiseRead] = deque()
         self._connections = 0
         self._closed = False
@@ -143,7 +133,7 @@ class NixlTransport:
             if error is not None:
                 return failed_read(data.name, error)
             neighbour = Neighbour(data.name, data.process, data.probe_address, data.probe)
-            known = self._peers[data.name] = _Peer(agent_data, data.regions, neighbour)
+            known = self._peers[data.name] = KnownPeer(agent_data, data.regions, neighbour)
             if data.ring is not None and self._staging != "never":
                 known.staged = self._staged_source(data.name, data.ring)
         landing = self._landings[self._connections % PROBE_SLOTS]
@@ -154,7 +144,7 @@ class NixlTransport:
             probe.trials = Trials(data.regions, known.staged.place, self._own_landing().for_trials)
         return self._start(probe)
 
-    def read(self, peer: str, rows: ReadRows) -> ReadHandle:
+    def read(self, peer: str, rows: ReadRows, attended: bool = True) -> ReadHandle:
         """See ``Transport``. Only checks and cuts the rows: bytes move in ``progress``."""
         self._require_open()
         source = self._peers.get(peer)
@@ -163,8 +153,11 @@ class NixlTransport:
         error = outside_error(rows, source.regions, self._regions)
         if error is not None:
             return failed_read(peer, error)
-        if source.staged is None or not self._prefers_staged(source, rows):
-            return self._start(PiecewiseRead(peer, rows))
+        staging = source.prefers_staged(rows, self._staging, self._clock())
+        if source.staged is None or not staging or not attended:
+            direct = PiecewiseRead(peer, rows)
+            direct.attended = staging or not self._agent.copies(peer, rows)
+            return self._start(direct)
         read = source.staged.begin(rows)
         read.begun_at = self._clock()
         return self._start(read)
@@ -181,13 +174,12 @@ class NixlTransport:
         for read in tuple(self._reads):
             self._collect(read)
         for peer in tuple(self._peers.values()):
-            if peer.proven and peer.staged is not None and peer.staged.busy:
-                peer.staged.advance(self._clock())
+            peer.advance(self._clock())
         for _ in range(ROUND_BATCHES):
             self._post_batch()
         for read in self._reads:
-            if read.state is ReadState.DONE and isinstance(read, StagedRead):
-                self._note(read)
+            if read.state is ReadState.DONE and isinstance(read, StagedRead) and read.peer in self._peers:
+                self._peers[read.peer].note(read.rows, self._clock() - read.begun_at)
         self._reads = deque(read for read in self._reads if not read.state.terminal)
         self._let_go()
         return len(self._reads)
@@ -224,8 +216,7 @@ class NixlTransport:
             for piece in read.posted:
                 self._agent.release(piece)
         for name, peer in (self._peers | self._leaving).items():
-            if peer.staged is not None:
-                peer.staged.end()
+            peer.end()
             self._agent.remove(name)
         for read in self._reads:
             if not read.state.terminal:
@@ -238,21 +229,6 @@ class NixlTransport:
     def _require_open(self) -> None:
         if self._closed:
             raise LocalProtocolError(f"transport {self.name}: it is closed; make a new one")
-
-    def _prefers_staged(self, source: _Peer, rows: ReadRows) -> bool:
-        places = (rows.source_memory, rows.source_device, rows.target_memory, rows.target_device)
-        if len(rows) == 0 or places != ("DRAM", 0, "DRAM", 0):
-            return False
-        if self._staging == "always":
-            return True
-        usable = source.staged is not None and source.staged.usable(self._clock())
-        return usable and source.choice is not None and source.choice.prefers_staged(rows)
-
-    def _note(self, read: StagedRead) -> None:
-        """How long a staged read took says how the next ones are read."""
-        peer = self._peers.get(read.peer)
-        if peer is not None and peer.choice is not None:
-            peer.choice.note(read.rows, self._clock() - read.begun_at)
 
     def _own_landing(self) -> Landing:
         if self._landing is None:
@@ -393,8 +369,7 @@ class NixlTransport:
         known = self._peers.pop(peer, None)
         if known is not None:
             self._leaving[peer] = known
-            if known.staged is not None:
-                known.staged.leave()
+            known.leave()
         for read in self._reads:
             if read.peer == peer:
                 read.cancel(error)
@@ -404,9 +379,8 @@ class NixlTransport:
         for name, peer in tuple(self._leaving.items()):
             if any(read.posted for read in self._reads if read.peer == name):
                 continue
-            if peer.staged is not None:
-                if not peer.staged.settled():
-                    continue
-                peer.staged.end()
+            if not peer.settled():
+                continue
+            peer.end()
             del self._leaving[name]
             self._agent.remove(name)

@@ -22,9 +22,9 @@ class StallingTransport(NixlTransport):
         self._held: dict[ReadHandle, ReadRows] = {}
         self._let_go_of: dict[ReadHandle, ReadHandle] = {}
 
-    def read(self, peer: str, rows: ReadRows) -> ReadHandle:
+    def read(self, peer: str, rows: ReadRows, attended: bool = True) -> ReadHandle:
         if not self._file.exists():
-            return super().read(peer, rows)
+            return super().read(peer, rows, attended)
         handle = ReadHandle(peer)
         self._held[handle] = rows
         self._file.rename(held_file(self._file))

@@ -112,20 +112,24 @@ class _AnyMoment(FetchBook):
 
 
 class _FirstRead(FetchBook):
-    def reads_ended(self, now: float, number: int, rank: int, completed_at: float) -> tuple[DecodeEffect, ...]:
+    def reads_ended(
+        self, now: float, number: int, rank: int, completed_at: float, attended: bool = True
+    ) -> tuple[DecodeEffect, ...]:
         fetch = self._fetches.get(number)
         if fetch is not None and rank in fetch.reading:
             fetch.reading = {rank}
-        return super().reads_ended(now, number, rank, completed_at)
+        return super().reads_ended(now, number, rank, completed_at, attended)
 
 
 class _NoGrant(FetchBook):
-    def reads_ended(self, now: float, number: int, rank: int, completed_at: float) -> tuple[DecodeEffect, ...]:
+    def reads_ended(
+        self, now: float, number: int, rank: int, completed_at: float, attended: bool = True
+    ) -> tuple[DecodeEffect, ...]:
         fetch = self._fetches.get(number)
         if fetch is not None and fetch.renewals is not None and fetch.state is FetchState.CLAIMING and not fetch.doubt:
             fetch.step(FetchEvent.CLAIMED)
             fetch.renewals.granted_until = completed_at + 1.0
-        return super().reads_ended(now, number, rank, completed_at)
+        return super().reads_ended(now, number, rank, completed_at, attended)
 
 
 class _LastClaim(OfferBook):
@@ -145,10 +149,12 @@ class _AnyClaim(OfferBook):
 
 
 class _EarlyAcknowledgement(FetchBook):
-    def reads_ended(self, now: float, number: int, rank: int, completed_at: float) -> tuple[DecodeEffect, ...]:
+    def reads_ended(
+        self, now: float, number: int, rank: int, completed_at: float, attended: bool = True
+    ) -> tuple[DecodeEffect, ...]:
         fetch = self._fetches.get(number)
         early = self._acknowledge(now, fetch, [rank]) if fetch is not None and rank in fetch.again else ()
-        return early + super().reads_ended(now, number, rank, completed_at)
+        return early + super().reads_ended(now, number, rank, completed_at, attended)
 
 
 class _EarlyRelease(OfferBook):
@@ -206,12 +212,14 @@ def _other_order(effect: DecodeEffect, **changes: Any) -> DecodeEffect:
 
 
 class _NoFinalGrant(_NoGrant):
-    def reads_ended(self, now: float, number: int, rank: int, completed_at: float) -> tuple[DecodeEffect, ...]:
+    def reads_ended(
+        self, now: float, number: int, rank: int, completed_at: float, attended: bool = True
+    ) -> tuple[DecodeEffect, ...]:
         fetch = self._fetches.get(number)
         portion = fetch.order.portion if fetch is not None and fetch.order is not None else None
         if portion is not None and portion.others:
-            return super().reads_ended(now, number, rank, completed_at)
-        return FetchBook.reads_ended(self, now, number, rank, completed_at)
+            return super().reads_ended(now, number, rank, completed_at, attended)
+        return FetchBook.reads_ended(self, now, number, rank, completed_at, attended)
 
 
 class _NoPartAfterDrain(FetchBook):

@@ -328,7 +328,7 @@ def _held_by_prefill(side: PrefillSide, callers: int) -> dict[str, int]:
     """What the books of a prefill side hold, some of it of no concern to any other."""
     transfers = side.transfers
     return {
-        "offers": len(side.offers), "being read": side.offers.being_read, "guests": len(side.reception) - callers,
+        "offers": len(side.offers), "attended": side.offers.attended, "guests": len(side.reception) - callers,
         "transfers": len(transfers), "final offers": len(transfers._finals), "waiting": len(transfers._waiting),
     }  # fmt: skip
 

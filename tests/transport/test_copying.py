@@ -1,0 +1,68 @@
+"""Pieces arrive whoever copies them, fail as a whole, and write no more once they are given up."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from tests.transport.neighbours import another_process, ourselves, rows_between
+
+from kvweave.errors import TransportError, TransportErrorKind
+from kvweave.testing.transport_contract import MEMORY_BYTES, scattered
+from kvweave.transport.copying import MOST_STROKE_ROWS, CopiedPiece
+from kvweave.transport.neighbour import MOST_RANGES
+
+pytest.importorskip("kvweave.transport.nixl", exc_type=ImportError)
+
+
+def finish(piece: CopiedPiece) -> None:
+    while not piece.is_over():
+        os.sched_yield()
+
+
+def test_a_stroke_fits_one_call() -> None:
+    assert MOST_STROKE_ROWS <= MOST_RANGES
+
+
+@pytest.mark.parametrize(("count", "most_bytes"), [(1, 1), (1, 8 << 20), (7, 3000), (5000, 1500), (300, 60_000)])
+def test_pieces_at_random_places_arrive_and_no_others_change(count: int, most_bytes: int) -> None:
+    with another_process() as (source, address, neighbour):
+        target = np.zeros(MEMORY_BYTES, np.uint8)
+        places = scattered(count, most_bytes, seed=count)
+        piece = CopiedPiece(neighbour, rows_between(address, target.ctypes.data, places))
+        expected = np.zeros(MEMORY_BYTES, np.uint8)
+        for begin, end, nbytes in zip(*places, strict=True):
+            expected[end : end + nbytes] = source.memory[begin : begin + nbytes]
+        for _ in range(3):
+            target[:] = 0
+            piece.start()
+            finish(piece)
+            np.testing.assert_array_equal(target, expected)
+
+
+def test_one_stroke_that_fails_fails_the_piece() -> None:
+    memory, target = np.ones(4 << 20, np.uint8), np.zeros(4 << 20, np.uint8)
+    places = np.arange(4 * MOST_STROKE_ROWS) * 64
+    rows = rows_between(memory.ctypes.data, target.ctypes.data, (places, places, np.full(len(places), 64)))
+    rows.source_address[MOST_STROKE_ROWS] = 4096
+    piece = CopiedPiece(ourselves(), rows)
+    piece.start()
+    with pytest.raises(TransportError) as caught:
+        finish(piece)
+    assert caught.value.kind is TransportErrorKind.UNAVAILABLE
+    piece.end()
+
+
+def test_a_piece_that_is_given_up_writes_no_more() -> None:
+    memory = np.ones(64 << 20, np.uint8)
+    target = np.zeros(len(memory), np.uint8)
+    piece = CopiedPiece(ourselves(), rows_between(memory.ctypes.data, target.ctypes.data, ([0], [0], [len(memory)])))
+    assert piece.is_over()
+    piece.end()
+    assert not target.any()
+    piece.start()
+    piece.end()
+    target[:] = 0
+    finish(piece)
+    assert not target.any()
