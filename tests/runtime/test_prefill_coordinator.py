@@ -65,6 +65,28 @@ def test_it_stays_awake_after_a_handshake_and_while_it_is_read(joined: Joined) -
     assert released.result().reason is ReleaseReason.ACKNOWLEDGED
 
 
+def test_it_is_awake_after_a_handshake_until_the_caller_has_its_connections(joined: Joined) -> None:
+    joined.say(HandshakeRequest(1, "decode-1", EngineRole.DECODE, 1))
+    joined.until(Activity.SERVING)
+    joined.say(Heartbeat(()))
+    joined.until(Activity.IDLE)
+    joined.say(HandshakeRequest(2, "decode-1", EngineRole.DECODE, 1))
+    joined.until(Activity.SERVING)
+    joined.clock.advance(GREETED_SECONDS)
+    joined.until(Activity.IDLE)
+
+
+def test_reads_that_need_nobody_wake_nobody(joined: Joined) -> None:
+    released = joined.offer()
+    joined.say(HandshakeRequest(1, "decode-1", EngineRole.DECODE, 1))
+    joined.until(Activity.SERVING)
+    joined.say(Claim(7, ENGINE, key(), attend=False))
+    joined.until(Activity.IDLE)
+    assert joined.side.offers.claimant(key()) is not None
+    joined.say(Acknowledge(7, key(), (0,)))
+    wait_until(lambda: joined.coordinator.poll() is Activity.IDLE and released.done())
+
+
 def test_commands_come_before_messages_that_are_there_already(joined: Joined) -> None:
     joined.say(HandshakeRequest(1, "decode-1", EngineRole.DECODE, 1))
     joined.until(Activity.SERVING)

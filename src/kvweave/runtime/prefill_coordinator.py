@@ -40,7 +40,8 @@ from kvweave.runtime.naming import require_own_name
 from kvweave.runtime.polling import Activity
 
 GREETED_SECONDS = 5.0
-"""How long after a handshake the thread stays awake for the connections that follow."""
+"""How long after a handshake the thread stays awake for the connections that follow, at most: who says something else
+then has them."""
 HANDSHAKE_BYTES_AT_ONCE = 64 << 20
 HANDSHAKE_BYTES_PER_SECOND = 8 << 20
 LEAST_HANDSHAKE_BYTES = 128 << 10
@@ -126,7 +127,7 @@ class PrefillCoordinator:
         self._recorder = recorder
         self._commands: CommandQueue[PrefillCommand] = CommandQueue()
         self._announcements: dict[OfferKey, Future[Released]] = {}
-        self._awake_until = 0.0
+        self._greeted: dict[Caller, float] = {}
         self._drains = Drains(side.offers.engine_id)
         self._summed = summed
         self._log = LogLines(side.offers.engine_id, recorder)
@@ -157,7 +158,8 @@ class PrefillCoordinator:
         self._perform(self._side.handle_timer(now))
         self._look_at_callers(now)
         self._log.tick(now)
-        busy = self._side.offers.attended > 0 or now < self._awake_until or self._server.waiting
+        self._greeted = {caller: until for caller, until in self._greeted.items() if now < until}
+        busy = self._side.offers.attended > 0 or bool(self._greeted) or self._server.waiting
         for worker in self._workers:
             worker.attend(busy)
         return Activity.SERVING if busy else Activity.IDLE
@@ -215,9 +217,12 @@ class PrefillCoordinator:
             message = decode(data, EngineRole.DECODE)
             if isinstance(message, HandshakeRequest):
                 effects = self._greet(connection, message)
+                if any(isinstance(effect, Greeted) for effect in effects):
+                    self._greeted[connection] = self._clock() + GREETED_SECONDS
             elif isinstance(message, ChecksumRequest):
                 effects = self._checksum(connection, message)
             else:
+                self._greeted.pop(connection, None)
                 effects = self._side.receive(self._clock(), connection, message)
         except IncompatiblePeer as error:
             effects = self._side.other_version(connection, str(error))
@@ -279,7 +284,6 @@ class PrefillCoordinator:
                     self._drains.end()
                 case Greeted():
                     self._recorder.add("handshakes")
-                    self._awake_until = self._clock() + GREETED_SECONDS
                     line = f"decode engine {effect.engine_id} connected"
                     self._log.note(self._clock(), logging.INFO, "decode engines connected", line)
                 case TurnedDown():
