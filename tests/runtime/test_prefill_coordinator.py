@@ -57,9 +57,9 @@ def test_it_stays_awake_after_a_handshake_and_while_it_is_read(joined: Joined) -
     joined.say(HandshakeRequest(1, "decode-1", EngineRole.DECODE, 1))
     joined.until(Activity.SERVING)
     joined.say(Claim(7, ENGINE, key()))
-    wait_until(lambda: joined.coordinator.poll() and joined.side.offers.attended == 1)
+    wait_until(lambda: (joined.coordinator.poll(), joined.side.offers.attended == 1)[1])
     joined.say(Acknowledge(7, key(), (0,)))
-    wait_until(lambda: joined.coordinator.poll() and released.done())
+    wait_until(lambda: (joined.coordinator.poll(), released.done())[1])
     joined.clock.advance(GREETED_SECONDS)
     joined.until(Activity.IDLE)
     assert released.result().reason is ReleaseReason.ACKNOWLEDGED
@@ -84,7 +84,7 @@ def test_reads_that_need_nobody_wake_nobody(joined: Joined) -> None:
     joined.until(Activity.IDLE)
     assert joined.side.offers.claimant(key()) is not None
     joined.say(Acknowledge(7, key(), (0,)))
-    wait_until(lambda: joined.coordinator.poll() is Activity.IDLE and released.done())
+    wait_until(lambda: (joined.coordinator.poll(), released.done())[1])
 
 
 def test_commands_come_before_messages_that_are_there_already(joined: Joined) -> None:
@@ -109,7 +109,7 @@ def test_decode_engine_that_turns_us_down_is_named_with_every_reason(
 ) -> None:
     joined.say(HandshakeRequest(1, "decode-1", EngineRole.DECODE, 1))
     joined.say(Incompatible((Problem("dtype", "float32", "bfloat16", "choose one"), Problem("heads", "2", "4", "no"))))
-    wait_until(lambda: joined.coordinator.poll() and "heads" in caplog.text)
+    wait_until(lambda: (joined.coordinator.poll(), "heads" in caplog.text)[1])
     assert "decode-1" in caplog.text
     assert "float32" in caplog.text
 
