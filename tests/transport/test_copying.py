@@ -11,7 +11,7 @@ from tests.transport.neighbours import another_process, ourselves, rows_between
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.testing.transport_contract import MEMORY_BYTES, scattered
 from kvweave.transport.copying import MOST_STROKE_ROWS, CopiedPiece
-from kvweave.transport.neighbour import MOST_RANGES
+from kvweave.transport.neighbour import MOST_RANGES, Neighbour
 
 pytest.importorskip("kvweave.transport.nixl", exc_type=ImportError)
 
@@ -66,3 +66,16 @@ def test_a_piece_that_is_given_up_writes_no_more() -> None:
     target[:] = 0
     finish(piece)
     assert not target.any()
+
+
+def test_whatever_goes_wrong_in_a_helper_fails_the_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, target = np.ones(16 << 20, np.uint8), np.zeros(16 << 20, np.uint8)
+    piece = CopiedPiece(ourselves(), rows_between(memory.ctypes.data, target.ctypes.data, ([0], [0], [len(memory)])))
+
+    def unforeseen(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Neighbour, "copy", unforeseen)
+    piece.start()
+    with pytest.raises(TransportError, match="copying failed: MemoryError"):
+        finish(piece)

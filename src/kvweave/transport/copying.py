@@ -15,7 +15,7 @@ from collections import deque
 from functools import cache
 from queue import SimpleQueue
 
-from kvweave.errors import TransportError
+from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.neighbour import Neighbour, Stroke
 from kvweave.transport.rows import ReadRows, split_into_posts
 
@@ -76,10 +76,14 @@ class CopiedPiece:
                 time.sleep(_LOOK_SECONDS)
 
     def _copy(self, stroke: Stroke) -> None:
+        """Whatever goes wrong fails the piece, also where nobody else would hear of it."""
         try:
             self._neighbour.copy(stroke)
         except TransportError as error:
             self._errors.append(error)
+        except Exception as error:
+            text = f"peer {self._neighbour.name}: copying failed: {error!r}"
+            self._errors.append(TransportError(TransportErrorKind.UNAVAILABLE, text))
 
 
 class _Helpers:
