@@ -8,6 +8,7 @@ the other; where there are several, helpers that are free take others meanwhile:
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -18,6 +19,8 @@ from queue import SimpleQueue
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.neighbour import Neighbour, Stroke
 from kvweave.transport.rows import ReadRows, split_into_posts
+
+logger = logging.getLogger("kvweave")
 
 MOST_STROKE_BYTES = 2 << 20
 MOST_STROKE_ROWS = 512
@@ -82,6 +85,7 @@ class CopiedPiece:
         except TransportError as error:
             self._errors.append(error)
         except Exception as error:
+            logger.exception("copying from %s", self._neighbour.name)
             text = f"peer {self._neighbour.name}: copying failed: {error!r}"
             self._errors.append(TransportError(TransportErrorKind.UNAVAILABLE, text))
 
