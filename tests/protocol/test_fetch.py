@@ -484,3 +484,12 @@ def test_peer_is_asked_to_attend_unless_the_last_reads_of_all_ranks_did_without(
         assert claim.message.attend == post.attended == (number in (7, 9))
         for rank in (0, 1):
             book.reads_ended(100.0 + number, number, rank, 100.0 + number, attended and rank == 1)
+
+
+def test_reads_that_end_after_their_fetch_say_nothing_about_the_peer(book: FetchBook) -> None:
+    book.fetch(100.0, 7, Order(ADDRESS, reference(), TARGETS))
+    book.abort(100.5, 7)
+    for rank in (0, 1):
+        book.reads_ended(101.0, 7, rank, 101.0, attended=False)
+    _, claim = book.fetch(102.0, 8, Order(ADDRESS, reference(), TARGETS))
+    assert claim.message.attend

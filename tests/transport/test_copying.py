@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tests.transport.neighbours import another_process, ourselves, rows_between
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.testing.transport_contract import MEMORY_BYTES, scattered
 from kvweave.transport.copying import MOST_STROKE_ROWS, CopiedPiece
-from kvweave.transport.neighbour import MOST_RANGES, Neighbour
+from kvweave.transport.neighbour import MOST_RANGES, Neighbour, Stroke
 
 pytest.importorskip("kvweave.transport.nixl", exc_type=ImportError)
 
@@ -58,7 +59,8 @@ def test_a_piece_that_is_given_up_writes_no_more() -> None:
     memory = np.ones(64 << 20, np.uint8)
     target = np.zeros(len(memory), np.uint8)
     piece = CopiedPiece(ourselves(), rows_between(memory.ctypes.data, target.ctypes.data, ([0], [0], [len(memory)])))
-    assert piece.is_over()
+    with pytest.raises(TransportError, match="not started"):
+        piece.is_over()
     piece.end()
     assert not target.any()
     piece.start()
@@ -79,3 +81,27 @@ def test_whatever_goes_wrong_in_a_helper_fails_the_piece(monkeypatch: pytest.Mon
     piece.start()
     with pytest.raises(TransportError, match="copying failed: MemoryError"):
         finish(piece)
+
+
+def test_a_piece_whose_starter_was_interrupted_has_failed_and_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, target = np.ones(16 << 20, np.uint8), np.zeros(16 << 20, np.uint8)
+    piece = CopiedPiece(ourselves(), rows_between(memory.ctypes.data, target.ctypes.data, ([0], [0], [len(memory)])))
+    copy, here = Neighbour.copy, threading.get_ident()
+
+    def interrupted(neighbour: Neighbour, stroke: Stroke) -> None:
+        if threading.get_ident() == here:
+            raise KeyboardInterrupt
+        copy(neighbour, stroke)
+
+    monkeypatch.setattr(Neighbour, "copy", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        piece.start()
+    with pytest.raises(TransportError, match="KeyboardInterrupt"):
+        finish(piece)
+    piece.end()
+
+
+def test_helpers_take_their_turns_like_others() -> None:
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("kvweave copying")]
+    usual = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    assert all(os.getpriority(os.PRIO_PROCESS, thread.native_id) == usual for thread in ours)

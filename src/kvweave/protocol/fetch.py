@@ -179,7 +179,8 @@ class FetchBook:
         fetch = self._fetches.get(number)
         if fetch is None or rank not in fetch.reading:
             return ()
-        self._contacts.note_reads(fetch.address, rank, attended)
+        if fetch.state in (FetchState.CLAIMING, FetchState.READING):
+            self._contacts.note_reads(fetch.address, rank, attended)
         if rank in fetch.again and fetch.state in (FetchState.CLAIMING, FetchState.READING):
             fetch.again.discard(rank)
             fetch.step(FetchEvent.RETRY)

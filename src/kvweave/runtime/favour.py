@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
 
 NICENESS = -10
 
@@ -17,7 +18,7 @@ class Favour:
 
     def __init__(self) -> None:
         self._thread = threading.get_native_id()
-        self._usual = os.getpriority(os.PRIO_PROCESS, self._thread) if sys.platform == "linux" else NICENESS
+        self._usual = _niceness(self._thread)
         self._favoured = False
         self._allowed = self._usual > NICENESS
 
@@ -27,7 +28,15 @@ class Favour:
             return
         try:
             os.setpriority(os.PRIO_PROCESS, self._thread, NICENESS if favoured else self._usual)
-        except PermissionError:
+        except OSError:
             self._allowed = False
         else:
             self._favoured = favoured
+
+
+def _niceness(thread: int) -> int:
+    """What it is now; where nobody says so, as if it were favoured already."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            return os.getpriority(os.PRIO_PROCESS, thread)
+    return NICENESS

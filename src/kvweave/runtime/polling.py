@@ -8,7 +8,7 @@ Other threads hand over commands and wake it. How long it waits between two roun
     IDLE      nothing is open             the same, at most 100 ms
 
 It sleeps most of the time, and who is woken beside busy threads waits for its turn, which on a machine with few cores
-is most of what a message takes. So it asks for its turns before others, unless it does not sleep (``favour``).
+is most of what a message takes. So it asks for its turns before others, while it sleeps for long (``favour``).
 
 Whatever unforeseen happens in a round ends the engine: everything that waits for it fails, with the cause.
 """
@@ -106,12 +106,12 @@ class PollingThread:
 
     def _run(self) -> None:
         cause: BaseException | None = None
-        favour = Favour()
         try:
+            favour = Favour()
             while not self._closing.is_set():
                 self._told.clear()
                 activity = self._pollable.poll()
-                favour.ask(activity is not Activity.READING)
+                favour.ask(activity < Activity.SERVING)
                 self._wait(activity)
             self._finish()
         except KVWeaveError as error:

@@ -34,6 +34,7 @@ from kvweave.runtime.events import (
 )
 from kvweave.runtime.in_flight import InFlight
 from kvweave.runtime.memory_kinds import MemoryKinds, split_by_kind
+from kvweave.runtime.needs import Needs
 from kvweave.transport.base import ReadHandle, ReadState, Transport
 from kvweave.transport.rows import ReadRows
 
@@ -75,6 +76,7 @@ class _Peer:
     padding: int
     agents: dict[RankCoordinates, str]
     connecting: list[ReadHandle]
+    needs: Needs
     memories: dict[RankCoordinates, MemoryKinds]
 
 
@@ -190,8 +192,9 @@ class DecodeWorker:
             memories = {source: MemoryKinds.of(command.layout.at(source)) for source in handles}
             reads = plan.of(self._own)
             self._peers[command.address] = _Peer(
-                command.attempt, plan, Spread(reads), padding_tokens(reads), agents, list(handles.values()), memories
-            )
+                command.attempt, plan, Spread(reads), padding_tokens(reads), agents, list(handles.values()),
+                Needs(agents.values()), memories,
+            )  # fmt: skip
             if not handles:
                 self._events.append(Connected(command.address, command.attempt, self._rank))
 
@@ -300,8 +303,11 @@ class DecodeWorker:
                 statistics.bytes_from, statistics.num_rows, statistics.post_seconds, now - reads.started_at,
                 statistics.incomplete,
             )  # fmt: skip
-            attended = any(handle.attended for handle in reads.handles)
-            self._events.append(ReadsEnded(fetch, self._rank, now, ended, attended))
+            self._events.append(ReadsEnded(fetch, self._rank, now, ended, self._attended(reads)))
+
+    def _attended(self, reads: _Reads) -> bool:
+        peer = self._peers.get(reads.command.address) if reads.command else None
+        return peer is None or peer.needs.note(reads.handles)
 
     def _checking(self, fetch: int, reads: _Reads) -> bool:
         """Whether checksums are awaited; begins with them when the last read has ended well.

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
-from functools import cache
+from contextlib import suppress
 from queue import SimpleQueue
 
 from kvweave.errors import TransportError, TransportErrorKind
@@ -40,7 +41,7 @@ class CopiedPiece:
         self._strokes = tuple(neighbour.stroke(some) for some in strokes)
         self._waiting: deque[Stroke] = deque()
         self._ended = deque(self._strokes)
-        self._errors: deque[TransportError] = deque()
+        self._errors = deque([TransportError(TransportErrorKind.UNAVAILABLE, "a piece was not started")])
 
     def start(self) -> None:
         """Copies, with what help there is; others may be copying still when it returns."""
@@ -48,7 +49,7 @@ class CopiedPiece:
         self._errors.clear()
         self._waiting.extend(self._strokes)
         if len(self._strokes) > 1:
-            _helpers(os.getpid()).ask(self, len(self._strokes) - 1)
+            _helpers().ask(self, len(self._strokes) - 1)
         self.work()
 
     def work(self) -> None:
@@ -58,12 +59,16 @@ class CopiedPiece:
                 stroke = self._waiting.popleft()
             except IndexError:
                 return
-            if not self._errors:
-                self._copy(stroke)
-            self._ended.append(stroke)
+            try:
+                if not self._errors:
+                    self._copy(stroke)
+            finally:
+                self._ended.append(stroke)
 
     def is_over(self) -> bool:
-        """Whether nothing of it is being copied; raises ``TransportError`` when it ended badly."""
+        """Whether nothing of it is being copied; raises ``TransportError`` when it ended badly, or has not begun."""
+        if self._errors:
+            self.work()
         if len(self._ended) < len(self._strokes):
             return False
         if self._errors:
@@ -84,20 +89,24 @@ class CopiedPiece:
             self._neighbour.copy(stroke)
         except TransportError as error:
             self._errors.append(error)
-        except Exception as error:
-            logger.exception("copying from %s", self._neighbour.name)
+        except BaseException as error:
             text = f"peer {self._neighbour.name}: copying failed: {error!r}"
             self._errors.append(TransportError(TransportErrorKind.UNAVAILABLE, text))
+            logger.exception("copying from %s", self._neighbour.name)
+            if not isinstance(error, Exception):
+                raise
 
 
 class _Helpers:
-    """Threads of this process that take strokes; they sleep while there are none."""
+    """Threads of this process that take strokes; they sleep while there are none. As many as the system gives."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, most: int) -> None:
         self._asked: SimpleQueue[CopiedPiece] = SimpleQueue()
-        for number in range(count):
-            threading.Thread(target=self._run, name=f"kvweave copying {number}", daemon=True).start()
+        self._count = 0
+        with suppress(RuntimeError):
+            for number in range(most):
+                threading.Thread(target=self._run, name=f"kvweave copying {number}", daemon=True).start()
+                self._count += 1
 
     def ask(self, piece: CopiedPiece, most: int) -> None:
         """Wakes so many helpers at most."""
@@ -105,11 +114,27 @@ class _Helpers:
             self._asked.put(piece)
 
     def _run(self) -> None:
+        _take_usual_turns()
         while True:
             self._asked.get().work()
 
 
-@cache
-def _helpers(process: int) -> _Helpers:
+def _take_usual_turns() -> None:
+    """A thread begins with the niceness of the one that made it; this one is busy, and no better than others."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            usual = os.getpriority(os.PRIO_PROCESS, os.getpid())
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), usual)
+
+
+_made: dict[int, _Helpers] = {}
+_making = threading.Lock()
+
+
+def _helpers() -> _Helpers:
     """Those of this process; one that was forked has none of its parent's."""
-    return _Helpers(min(MOST_THREADS, len(os.sched_getaffinity(process))) - 1)
+    process = os.getpid()
+    with _making:
+        if process not in _made:
+            _made[process] = _Helpers(min(MOST_THREADS, len(os.sched_getaffinity(process))) - 1)
+        return _made[process]

@@ -8,7 +8,6 @@ process that the agent data came from, whoever has its number meanwhile: the sys
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,13 +50,7 @@ class Neighbour:
     @property
     def reachable(self) -> bool:
         """Whether the system lets us read there, and the peer is what is read."""
-        if not _CALL or not 0 < self.pid < 2**31:
-            return False
-        try:
-            self.copy(self.stroke(NO_ROWS))
-        except TransportError:
-            return False
-        return True
+        return bool(_CALL) and 0 < self.pid < 2**31 and self._problem(self.stroke(NO_ROWS)) is None
 
     def stroke(self, rows: ReadRows) -> Stroke:
         """At most ``MOST_RANGES`` rows, to be copied as often as wanted."""
@@ -69,30 +62,26 @@ class Neighbour:
     def copy(self, stroke: Stroke) -> None:
         """Copies into our memory; other threads run meanwhile.
 
-        Raises ``TransportError``: PEER_LOST when the process, or its transport, is gone, UNAVAILABLE when the system
-        does not copy all of it.
+        Raises ``TransportError``: PEER_LOST when the process or its transport is gone, or may be read no more,
+        UNAVAILABLE when it is there and the system does not copy all of it.
         """
+        problem = self._problem(stroke)
+        if problem is not None:
+            kind = TransportErrorKind.UNAVAILABLE if self.reachable else TransportErrorKind.PEER_LOST
+            raise TransportError(kind, f"peer {self.name}: {problem}")
+
+    def _problem(self, stroke: Stroke) -> str | None:
+        """What was wrong when it was copied, if anything was."""
         source, target = stroke.source, stroke.target
         stroke.landing[:] = 0
         copied = _CALL[0](self.pid, target.ctypes.data, len(target), source.ctypes.data, len(source), 0)
         if copied < 0:
-            number = ctypes.get_errno()
-            raise self._error(
-                TransportErrorKind.PEER_LOST if number == errno.ESRCH else TransportErrorKind.UNAVAILABLE,
-                f"the system does not copy from process {self.pid}: {os.strerror(number)}",
-            )
+            return f"the system does not copy from process {self.pid}: {os.strerror(ctypes.get_errno())}"
         if copied != stroke.nbytes:
-            raise self._error(
-                TransportErrorKind.UNAVAILABLE,
-                f"{copied} of {stroke.nbytes} bytes could be copied from process {self.pid}",
-            )
+            return f"{copied} of {stroke.nbytes} bytes could be copied from process {self.pid}"
         if stroke.landing.tobytes() != self.probe:
-            raise self._error(
-                TransportErrorKind.PEER_LOST, f"process {self.pid} is another one now, or has closed its transport"
-            )
-
-    def _error(self, kind: TransportErrorKind, text: str) -> TransportError:
-        return TransportError(kind, f"peer {self.name}: {text}")
+            return f"process {self.pid} is another one now, or has closed its transport"
+        return None
 
 
 def _ranges(address: UInt64Array, nbytes: UInt64Array, probe_address: int) -> RangeArray:

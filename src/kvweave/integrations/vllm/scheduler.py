@@ -126,9 +126,10 @@ class SchedulerRole:
         """A step was processed: requests whose load was delivered since, whose blocks hold what was offered."""
         if self._offers is not None:
             self._offers.offer_progress(self.kv_cache_manager)
-        if self._loads is not None and self._loads.silent:
-            self._pause.take()
+        told = self._loads is not None and self._loads.silent and self._pause.take()
         delivered = {} if self._loads is None else self._loads.take_delivered()
+        if told and not delivered:
+            self._pause.end()
         for request_id, report in delivered.items():
             if report.incomplete:
                 self._keep_unpublished(request_id, report.incomplete)
