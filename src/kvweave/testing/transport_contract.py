@@ -74,7 +74,7 @@ class TransportPair:
 
     def read(self, peer: str, rows: ReadRows) -> ReadHandle:
         """Reads the rows to the end."""
-        handle = self.target.read(peer, rows)
+        handle = self.target.read(peer, rows, attended=True)
         self.finish(handle)
         return handle
 

@@ -21,8 +21,8 @@ class ZeroingTransport:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def read(self, peer: str, rows: ReadRows) -> ReadHandle:
-        handle = self._inner.read(peer, rows)
+    def read(self, peer: str, rows: ReadRows, attended: bool = True) -> ReadHandle:
+        handle = self._inner.read(peer, rows, attended)
         self._reads.append((handle, rows))
         return handle
 
