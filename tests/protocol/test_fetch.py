@@ -96,7 +96,7 @@ def test_delivery_needs_all_reads_of_all_ranks(reading: FetchBook) -> None:
     assert reading.reads_ended(100.5, 7, 0, 100.5) == ()
     effects = reading.reads_ended(100.7, 7, 1, 100.7)
     assert messages(effects) == ACKNOWLEDGED
-    assert effects[-1] == Delivered(7)
+    assert effects[0] == Delivered(7)
     assert len(reading) == 0
 
 
@@ -104,7 +104,7 @@ def test_delivery_waits_for_the_claims_grant_that_comes_after_the_reads(claiming
     for rank in (0, 1):
         assert claiming.reads_ended(100.5, 7, rank, 100.5) == ()
     assert (claiming.state(7), claiming.reading) == (FetchState.CLAIMING, 0)
-    assert claiming.receive(101.0, ADDRESS, CLAIMED)[-1] == Delivered(7)
+    assert claiming.receive(101.0, ADDRESS, CLAIMED)[0] == Delivered(7)
 
 
 def test_reads_after_the_claims_lease_wait_for_a_renewal(reading: FetchBook) -> None:
@@ -112,7 +112,7 @@ def test_reads_after_the_claims_lease_wait_for_a_renewal(reading: FetchBook) -> 
     for rank in (0, 1):
         assert reading.reads_ended(109.5, 7, rank, 109.5) == ()
     assert reading.state(7) is FetchState.AWAITING_GRANT
-    assert reading.receive(109.6, ADDRESS, Renewed(7, 2, 9.0))[-1] == Delivered(7)
+    assert reading.receive(109.6, ADDRESS, Renewed(7, 2, 9.0))[0] == Delivered(7)
 
 
 def test_what_reads_find_wrong_with_a_reference_waits_for_the_answer_to_its_claim(claiming: FetchBook) -> None:
@@ -176,7 +176,7 @@ def test_grant_of_the_first_peer_is_none_of_its_successor(claiming: FetchBook) -
     claiming.receive(100.3, ADDRESS, CLAIMED)
     for rank in (0, 1):
         effects = claiming.reads_ended(109.1, 7, rank, 109.1)
-    assert effects[-1] == Delivered(7)
+    assert effects[0] == Delivered(7)
 
 
 def test_reads_after_the_granted_lease_are_not_delivered(reading: FetchBook) -> None:
@@ -232,7 +232,7 @@ def test_renewals_repeat_ahead_of_the_lease(reading: FetchBook) -> None:
         assert said == ([sequence] if sequence > 1 else [])
         reading.receive(now + 0.1, ADDRESS, Renewed(7, sequence, 9.0))
     reading.reads_ended(114.0, 7, 0, 114.0)
-    assert reading.reads_ended(114.0, 7, 1, 114.0)[-1] == Delivered(7)
+    assert reading.reads_ended(114.0, 7, 1, 114.0)[0] == Delivered(7)
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_what_a_rank_could_not_read_is_read_again_from_another_replica(reading: 
     assert reading.read_failed(100.5, 7, 0, FailureReason.READ_FAILED, "broken", elsewhere=True) == ()
     assert reading.reads_ended(100.6, 7, 0, 100.6) == (RetryReads(7, 0),)
     assert reading.reading == 1
-    assert reading.reads_ended(101.0, 7, 0, 101.0)[-1] == Delivered(7)
+    assert reading.reads_ended(101.0, 7, 0, 101.0)[0] == Delivered(7)
 
 
 def test_retry_that_fails_too_fails_the_fetch_and_only_then_acknowledges(reading: FetchBook) -> None:

@@ -83,11 +83,9 @@ def name_tables(side: str, groups: Sequence[str], tables: BlockTables) -> dict[s
                 f"{side} blocks: {len(nested)} tables for the groups {', '.join(groups)}; give one table per group"
             )
         named = dict(zip(groups, nested, strict=True))  # type: ignore[arg-type]
-    unknown, missing = (
-        sorted(str(name) for name in set(named) - set(groups)),
-        [group for group in groups if group not in named],
-    )
-    if unknown or missing:
+    if named.keys() != set(groups):
+        unknown = sorted(str(name) for name in set(named) - set(groups))
+        missing = [group for group in groups if group not in named]
         raise BlockTableError(
             f"{side} blocks: unknown groups {unknown}, missing groups {missing}; "
             f"the engine's groups are {', '.join(groups)}"

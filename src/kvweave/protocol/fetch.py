@@ -298,13 +298,13 @@ class FetchBook:
         return (*effects, ForgetPeer(address, message.text)) if changed else effects
 
     def _settle(self, now: float, fetch: FetchEntry) -> Effects:
-        """Delivers when all reads have ended and a grant covers them; otherwise waits on."""
+        """Delivers when all reads have ended and a grant covers them, and tells the peer then; otherwise waits on."""
         if fetch.renewals is None or fetch.state not in (FetchState.READING, FetchState.AWAITING_GRANT):
             return ()
         if fetch.state is FetchState.AWAITING_GRANT and fetch.renewals.cover(fetch.completed_at):
             fetch.step(FetchEvent.COVERED)
             acknowledged = self._acknowledge(now, fetch, self._ranks)
-            return acknowledged + self._end(fetch) + (Delivered(fetch.number),)
+            return (Delivered(fetch.number), *acknowledged, *self._end(fetch))
         self._timers.set(fetch.number, fetch.renewals.next_moment)
         return ()
 

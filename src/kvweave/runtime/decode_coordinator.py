@@ -108,15 +108,15 @@ class DecodeCoordinator:
         """See ``Pollable``."""
         for command in self._commands.take():
             self._carry_out(command)
-        for address, data in self._client.receive():
-            self._receive(address, data)
-        for address, text in self._client.failures():
-            self._perform(self._side.lose(self._clock(), address, f"{address}: {text}"))
         for rank, worker in enumerate(self._workers):
             for event in worker.poll():
                 self._hear(event)
             if isinstance(worker, DecodeWorker) and worker.checks is not None:
                 self._ask_for_checksums(rank, worker.checks)
+        for address, data in self._client.receive():
+            self._receive(address, data)
+        for address, text in self._client.failures():
+            self._perform(self._side.lose(self._clock(), address, f"{address}: {text}"))
         now = self._clock()
         self._perform(self._side.handle_timer(now))
         if self._desk is not None:

@@ -76,8 +76,9 @@ class _Rank:
         for channel in self._channels:
             for data in channel.receive():
                 self._carry_out(channel, decode_command(data))
-        self._worker.poll()
-        if self._reader is not None:
+        if self._reader is None:
+            self._worker.poll()
+        else:  # of the same transport
             channel, reader = self._reader
             self._open_fences(reader)
             for event in reader.poll():

@@ -176,7 +176,8 @@ class NixlTransport:
         for peer in tuple(self._peers.values()):
             peer.advance(self._clock())
         for _ in range(ROUND_BATCHES):
-            self._post_batch()
+            if not self._post_batch():
+                break
         for read in self._reads:
             if read.state is ReadState.DONE and isinstance(read, StagedRead) and read.peer in self._peers:
                 self._peers[read.peer].note(read.rows, self._clock() - read.begun_at)
@@ -303,15 +304,16 @@ class NixlTransport:
             rates = Rates.of(probe.trials.cost(), *copying(self._clock), peer.staged.slot_bytes)
             peer.choice = Choice(rates)
 
-    def _post_batch(self) -> None:
+    def _post_batch(self) -> bool:
         """Prepares some pieces, then posts them one right after the other: a copy drives everything else out of the
-        processor's caches, so what is done between two of them costs a multiple.
+        processor's caches, so what is done between two of them costs a multiple. Whether there were any.
         """
         batch = list(self._prepare_batch())
         for read, piece in batch:
             self._post(read, piece)
         for read in dict.fromkeys(read for read, _ in batch):
             self._collect(read)
+        return bool(batch)
 
     def _prepare_batch(self) -> Iterator[tuple[PiecewiseRead, Any]]:
         """Pieces of one read after the other that may post, as far as they fit into a batch; these reads are then

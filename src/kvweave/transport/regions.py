@@ -94,7 +94,10 @@ class RegionTable:
         span = self._spans.get((memory, device))
         if span is None:
             return 0
-        rows = np.arange(len(address)) if groups is None else _in_doubt(span, address, nbytes, groups)
+        if groups is None:
+            inside = _inside(span, address, address, nbytes)
+            return None if inside.all() else int(np.argmin(inside))
+        rows = _in_doubt(span, address, nbytes, groups)
         inside = _inside(span, address[rows], address[rows], nbytes[rows])
         return None if inside.all() else int(rows[np.argmin(inside)])
 

@@ -104,6 +104,9 @@ def cut_for_posts(rows: ReadRows, most_bytes: int) -> ReadRows:
 
 def split_into_posts(rows: ReadRows, most_bytes: int, most_rows: int) -> Iterator[ReadRows]:
     """The same bytes as consecutive posts of at most ``most_bytes`` bytes and ``most_rows`` rows each."""
+    if 0 < len(rows) <= most_rows and rows.total_bytes <= most_bytes:
+        yield rows
+        return
     rows = cut_for_posts(rows, most_bytes)
     start = 0
     for stop in _post_ends(rows, most_bytes, most_rows):
