@@ -24,10 +24,11 @@ from kvweave.core.interval import Box
 from kvweave.core.model import ModelCache
 from kvweave.core.parallel import ParallelConfig, RankCoordinates
 from kvweave.core.tokens import TokenShare
-from kvweave.core.whole import require_whole
+from kvweave.core.whole import LARGEST, require_whole
 from kvweave.errors import LayoutError
 
 ADDRESS_LIMIT = 2**64
+LAST_DEVICE = 2**32 - 1
 _GEOMETRY_SIZES = ("block_entries", "kernel_block_entries", "block_stride", "kernel_stride", "entry_stride")
 
 
@@ -41,9 +42,11 @@ class Region:
     device: int = 0
 
     def __post_init__(self) -> None:
-        require_whole("region", None, ADDRESS_LIMIT, LayoutError, address=self.address)
-        require_whole("region", None, error=LayoutError, nbytes=self.nbytes)
-        require_whole("region", most=2**32 - 1, error=LayoutError, device=self.device)
+        sizes = {"address": self.address, "nbytes": self.nbytes, "device": self.device}
+        require_whole("region", None, ADDRESS_LIMIT, LayoutError, **sizes)
+        if not 0 <= self.device <= LAST_DEVICE or self.nbytes > LARGEST:
+            require_whole("region", most=LAST_DEVICE, error=LayoutError, device=self.device)
+            require_whole("region", error=LayoutError, nbytes=self.nbytes)
         if self.nbytes < 1 or not 0 <= self.address <= ADDRESS_LIMIT - self.nbytes:
             raise LayoutError(
                 f"region: address {self.address:#x} with {self.nbytes} bytes does not lie in a 64-bit address space; "
@@ -89,6 +92,10 @@ class Place:
     layer: str
     region: int
     offset: int
+
+    def __post_init__(self) -> None:
+        sizes = {"region": self.region, "offset": self.offset}
+        require_whole(f"place of {self.layer}", None, error=LayoutError, **sizes)
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,7 @@ class Shard:
         inner = self.geometry.dimensions(self.extents)
         return self.array.dtype.nbytes + sum((extent - 1) * stride for extent, stride in inner)
 
-    @property
+    @cached_property
     def extent_bytes(self) -> int:
         """Bytes from a place's offset to the end of its last block."""
         return (self.num_blocks - 1) * self.geometry.block_stride + self.block_bytes
@@ -207,8 +214,6 @@ class RankLayout:
                 )
 
     def _check_place(self, shard: Shard, place: Place) -> None:
-        owner = f"place of {place.layer} {shard.array.part}"
-        require_whole(owner, None, error=LayoutError, region=place.region, offset=place.offset)
         if not 0 <= place.region < len(self.regions):
             raise LayoutError(
                 f"rank {self.coordinates}: {place.layer} {shard.array.part} lies in region {place.region} of "
