@@ -1,9 +1,9 @@
-"""Pieces that are copied from a neighbour, by the thread that owns the transport and a few helping ones.
+"""Pieces that are copied from a neighbour, by whoever starts them and a few helping threads.
 
-A piece is cut into strokes, one system call each, which release the interpreter. The owner takes one after the other;
-where there are several, helpers that are free take others meanwhile, also while the owner is at something else::
+A piece is cut into strokes, one system call each, which release the interpreter. The starting thread takes one after
+the other; where there are several, helpers that are free take others meanwhile::
 
-    piece [s0 s1 s2 s3]     owner: s0 s2 (reports)      helper: s1 s3
+    piece [s0 s1 s2 s3]     starter: s0 s2      helper: s1 s3
 """
 
 from __future__ import annotations
@@ -44,30 +44,31 @@ class CopiedPiece:
         self._errors = deque([TransportError(TransportErrorKind.UNAVAILABLE, "a piece was not started")])
 
     def start(self) -> None:
-        """From now on its strokes are taken: by helpers where there are several, and by whoever calls ``work``."""
+        """Copies, with what help there is; others may be copying still when it returns."""
         self._ended.clear()
         self._errors.clear()
         self._waiting.extend(self._strokes)
         if len(self._strokes) > 1:
             _helpers().ask(self, len(self._strokes) - 1)
+        self.work()
 
-    def work(self) -> bool:
-        """Copies a stroke that nobody has begun; whether there was one. What fails ends the rest. For any thread."""
-        try:
-            stroke = self._waiting.popleft()
-        except IndexError:
-            return False
-        try:
-            if not self._errors:
-                self._copy(stroke)
-        finally:
-            self._ended.append(stroke)
-        return True
+    def work(self) -> None:
+        """Copies what nobody has begun; what fails ends the rest. Any thread may call it."""
+        while True:
+            try:
+                stroke = self._waiting.popleft()
+            except IndexError:
+                return
+            try:
+                if not self._errors:
+                    self._copy(stroke)
+            finally:
+                self._ended.append(stroke)
 
     def is_over(self) -> bool:
         """Whether nothing of it is being copied; raises ``TransportError`` when it ended badly, or has not begun."""
-        while self._errors and self.work():
-            continue
+        if self._errors:
+            self.work()
         if len(self._ended) < len(self._strokes):
             return False
         if self._errors:
@@ -115,9 +116,7 @@ class _Helpers:
     def _run(self) -> None:
         _take_usual_turns()
         while True:
-            piece = self._asked.get()
-            while piece.work():
-                continue
+            self._asked.get().work()
 
 
 def _take_usual_turns() -> None:

@@ -42,20 +42,10 @@ class HostAgent(NixlAgent):
 
     def start(self, piece: Any) -> None:
         """See ``NixlAgent``."""
-        self.begin(piece)
-        while self.work(piece):
-            continue
-
-    def begin(self, piece: Any) -> None:
-        """Starts a piece, of which ``work`` does what is left to this thread."""
         if isinstance(piece, CopiedPiece):
             piece.start()
         else:
             super().start(piece)
-
-    def work(self, piece: Any) -> bool:
-        """Does a part of what a started piece leaves to this thread; whether there was any. NIXL's leave nothing."""
-        return isinstance(piece, CopiedPiece) and piece.work()
 
     def is_over(self, piece: Any) -> bool:
         """See ``NixlAgent``."""

@@ -45,21 +45,20 @@ from kvweave.transport.host_agent import HostAgent
 from kvweave.transport.known_peer import KnownPeer
 from kvweave.transport.landing import Landing
 from kvweave.transport.neighbour import Neighbour
-from kvweave.transport.piecewise import (
-    MOST_BATCH_BYTES,
-    MOST_BATCH_ROWS,
-    MOST_POSTED_PIECES,
-    ROUND_BATCHES,
-    ROUND_STROKES,
-    PiecewiseRead,
-    ProbeRead,
-)
+from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, PiecewiseRead, ProbeRead
 from kvweave.transport.rates import STAGING, Clock, Rates, Trials, copying
 from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
 from kvweave.transport.staged_read import StagedRead
 from kvweave.transport.staged_source import StagedSource
 from kvweave.transport.staging_ring import StagingRing
 
+MOST_POSTED_PIECES = 5
+MOST_BATCH_BYTES = 4 * MOST_POST_BYTES + MOST_POST_BYTES // 2
+MOST_BATCH_ROWS = 2 * MOST_POST_ROWS
+ROUND_BATCHES = 2
+"""A batch is prepared together and then posted, which takes some milliseconds: a few full posts, and what is left over
+of a read behind its last one. One ``progress()`` posts two batches. What else a round of the polling thread does takes
+half a millisecond, and must be a small part of a large read."""
 MOST_GATHERS = 8
 """Slots gathered in one round, with progress in between, for which readers wait."""
 MOST_LOOKS = 20
@@ -179,7 +178,6 @@ class NixlTransport:
         for _ in range(ROUND_BATCHES):
             if not self._post_batch():
                 break
-        self._copy()
         for read in self._reads:
             if read.state is ReadState.DONE and isinstance(read, StagedRead) and read.peer in self._peers:
                 self._peers[read.peer].note(read.rows, self._clock() - read.begun_at)
@@ -249,11 +247,17 @@ class NixlTransport:
     def _add_agent(self, data: AgentData) -> TransportError | None:
         """Makes the peer known to NIXL; the error when the peer is dead. Raises when its data is at fault."""
         try:
-            self._agent.add(data.name, data.payload)
+            name = self._agent.add(data.name, data.payload)
         except TransportError as error:
             if error.kind is TransportErrorKind.REJECTED:
                 raise
             return TransportError(TransportErrorKind.PEER_LOST, f"peer {data.name}: it cannot be reached: {error}")
+        if name != data.name:
+            self._agent.remove(name)
+            raise TransportError(
+                TransportErrorKind.REJECTED,
+                f"agent data: it names {data.name!r} and NIXL's part {name!r}; they must agree",
+            )
         return None
 
     def _start(self, read: PiecewiseRead) -> ReadHandle:
@@ -311,22 +315,6 @@ class NixlTransport:
             self._collect(read)
         return bool(batch)
 
-    def _copy(self) -> None:
-        """Copies what is left to this thread of posted pieces, until a read is over: that is to be told, while other
-        threads copy on.
-        """
-        begun: list[PiecewiseRead] = []
-        left = ROUND_STROKES
-        for read in tuple(self._reads):
-            begun.append(read)
-            for piece in tuple(read.posted):
-                while left and self._agent.work(piece):
-                    left -= 1
-                    for looked_at in begun:
-                        self._collect(looked_at)
-                    if any(looked_at.state.terminal for looked_at in begun):
-                        return
-
     def _prepare_batch(self) -> Iterator[tuple[PiecewiseRead, Any]]:
         """Pieces of one read after the other that may post, as far as they fit into a batch; these reads are then
         last.
@@ -369,7 +357,7 @@ class NixlTransport:
         if isinstance(read, ProbeRead):
             read.posted_at = self._clock()
         try:
-            self._agent.begin(piece)
+            self._agent.start(piece)
         except TransportError as error:
             self._met(read, error)
 

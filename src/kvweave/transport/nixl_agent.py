@@ -75,15 +75,11 @@ class NixlAgent:
             described: bytes = self._agent.get_agent_metadata()
         return described
 
-    def add(self, name: str, payload: bytes) -> None:
-        """Adds a peer by its data. Raises ``TransportError`` (REJECTED) when that is of another name."""
+    def add(self, name: str, payload: bytes) -> str:
+        """Adds a peer by its data; the name that NIXL found there."""
         with _foreign_errors(f"adding peer {name}"):
             found: str = self._agent.add_remote_agent(payload).decode()
-        if found != name:
-            self.remove(found)
-            raise TransportError(
-                TransportErrorKind.REJECTED, f"agent data: it names {name!r} and NIXL's part {found!r}; they must agree"
-            )
+        return found
 
     def remove(self, peer: str) -> None:
         """Forgets a peer; NIXL may have forgotten it already, when it found it dead."""

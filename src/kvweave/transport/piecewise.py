@@ -20,15 +20,6 @@ from kvweave.transport.rows import single, split_into_posts
 
 MOST_POST_BYTES = 8 << 20
 MOST_POST_ROWS = 2_000
-MOST_POSTED_PIECES = 5
-MOST_BATCH_BYTES = 4 * MOST_POST_BYTES + MOST_POST_BYTES // 2
-MOST_BATCH_ROWS = 2 * MOST_POST_ROWS
-ROUND_BATCHES = 2
-"""A batch is prepared together and then posted, which takes some milliseconds: a few full posts, and what is left over
-of a read behind its last one. One ``progress()`` posts two batches. What else a round of the polling thread does takes
-half a millisecond, and must be a small part of a large read."""
-ROUND_STROKES = 16
-"""What the polling thread copies itself in one ``progress()``, of at most 2 MB each."""
 
 
 class PiecewiseRead(ReadHandle):
