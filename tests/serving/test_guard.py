@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvweave.serving import guard
-from tests.serving.programs import WITH_WORKERS, is_alive, program
+from tests.serving.programs import TIDIED_UP_AFTER, WITH_WORKERS, is_alive, program
 from tests.serving.waiting import wait_until
 
 
@@ -25,6 +25,13 @@ def start(command: Sequence[str], seconds: float = 20.0) -> subprocess.Popen[byt
 def test_it_ends_as_its_command_does(text: str, code: int) -> None:
     with start(program(text)) as process:
         assert process.wait() == code
+
+
+def test_what_the_command_leaves_behind_may_tidy_up(tmp_path: Path) -> None:
+    file = tmp_path / "tidy"
+    with start(program(TIDIED_UP_AFTER, file)) as process:
+        assert process.wait() == 0
+    assert file.read_text() == "tidy"
 
 
 def test_it_needs_no_package() -> None:

@@ -1,7 +1,7 @@
 """From an error to one clean message and an exit code: 0 it works, 1 the answer is no, 2 the question is wrong.
 
-Everything that kvweave raises on purpose becomes a message on stderr, or with ``--json`` a document on stdout. An error
-that is not ours is a fault of the program and keeps its traceback.
+Everything that kvweave raises on purpose becomes a message on stderr, or with ``--json`` a document on stdout, in one
+line. An error that is not ours is a fault of the program and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.text import Text
 from typer import Abort, Exit, TyperException
 from typer.core import TyperGroup
 
-from kvweave.cli.output import ERROR_SCHEMA, notices, write_document
+from kvweave.cli.output import ERROR_SCHEMA, notices, write_line
 from kvweave.errors import (
     ConfigurationError,
     IncompatibleLayouts,
@@ -80,7 +80,7 @@ def _report(kind: str, message: str, problems: Sequence[Mismatch], code: int, wa
     if wants_document:
         found = [mismatch_document(problem) for problem in problems]
         error = {"kind": kind, "message": message, "problems": found}
-        write_document({"schema": ERROR_SCHEMA, "exit_code": code, "error": error})
+        write_line({"schema": ERROR_SCHEMA, "exit_code": code, "error": error})
         return
     notices().print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
 

@@ -36,6 +36,11 @@ def notices() -> Console:
     return _PipeConsole(stderr=True, highlight=False)
 
 
+def write_line(document: Any) -> None:
+    """A document for programs, on stdout, in one line."""
+    sys.stdout.write(json.dumps(document) + "\n")
+
+
 def write_document(document: Any) -> None:
     """A document for programs, on stdout, line by line: a single large write would hide that the reader went away."""
     sys.stdout.writelines((json.dumps(document, indent=2) + "\n").splitlines(keepends=True))

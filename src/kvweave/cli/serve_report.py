@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from kvweave.cli.output import answers, notices
+from kvweave.cli.output import answers, notices, write_line
 from kvweave.serving import Deployment, Fleet
 from kvweave.serving.log_end import last_line, log_end
 from kvweave.serving.probe import Question, Reply
@@ -220,7 +219,7 @@ class _Documents:
 
 
 def _write(event: str, **values: Any) -> None:
-    sys.stdout.write(json.dumps({"schema": SERVE_SCHEMA, "event": event} | values) + "\n")
+    write_line({"schema": SERVE_SCHEMA, "event": event} | values)
     sys.stdout.flush()
 
 

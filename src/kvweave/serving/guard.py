@@ -3,8 +3,9 @@
 ``python guard.py SECONDS COMMAND...`` is the guard's command line. Its standard input is a pipe that only that program
 holds: when it closes, on purpose or because the program was killed, the command's process group gets ``SIGINT``, and
 after ``SECONDS`` ``SIGKILL``. ``SIGTERM`` to the guard kills at once. Processes that the command leaves behind become
-the guard's children (it is their subreaper) and are killed too. It ends with the command's exit code, 128 + n for
-signal n. It runs by its path and imports the standard library only.
+the guard's children (it is their subreaper); they have two seconds to tidy up, as Python's tracker of shared memory
+does, and are killed then, at once where the command was killed itself. It ends with the command's exit code, 128 + n
+for signal n. It runs by its path and imports the standard library only.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 NOT_FOUND = 127
+TIDY_SECONDS = 2.0
+_GLANCE_SECONDS = 0.02
 _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
 """``PR_SET_PDEATHSIG`` and ``PR_SET_CHILD_SUBREAPER`` of linux/prctl.h."""
@@ -40,6 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     if watched not in ready:
         _end(child.pid, watched, seconds)
     code = child.wait()
+    if code != -signal.SIGKILL:
+        _wait_for_orphans()
     _signal_group(child.pid, signal.SIGKILL)
     _kill_orphans()
     return code if code >= 0 else 128 - code
@@ -50,6 +56,15 @@ def _end(group: int, watched: int, seconds: float) -> None:
         _signal_group(group, number)
         if select.select([watched], [], [], wait)[0]:
             return
+
+
+def _wait_for_orphans() -> None:
+    """Waits for what became this process's child to end by itself, ``TIDY_SECONDS`` at most."""
+    deadline = time.monotonic() + TIDY_SECONDS
+    with suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(_GLANCE_SECONDS)
 
 
 def _kill_orphans() -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from tests.e2e.vllm.models import MODELS
 
 START_SECONDS = 300.0
 END_SECONDS = 20.0
+TIDY_SECONDS, GLANCE_SECONDS = 2.0, 0.02
 
 Progress = Callable[[str], None]
 
@@ -120,7 +121,16 @@ class Server:
                 break
             except subprocess.TimeoutExpired:
                 continue
+        self._leave_to_tidy_up()
         _signal_group(self.process, signal.SIGKILL)
+
+    def _leave_to_tidy_up(self) -> None:
+        """What is left of its group, as Python's tracker of shared memory, has a moment."""
+        deadline = time.monotonic() + TIDY_SECONDS
+        with suppress(ProcessLookupError):
+            while time.monotonic() < deadline:
+                os.killpg(self.process.pid, 0)
+                time.sleep(GLANCE_SECONDS)
 
 
 class ServerFailed(RuntimeError):
