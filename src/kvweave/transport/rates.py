@@ -32,6 +32,7 @@ LEAST_BYTE_SECONDS, MOST_BYTE_SECONDS = 1 / 100e9, 1 / 0.1e9
 CHUNK_SECONDS = 50e-6
 """What a chunk costs the reader besides: its message, the status, finding its place."""
 _REPEATS = 5
+_TRIALS = 3
 _PIECES, _PIECE_BYTES = 64, 4096
 _LARGE_BYTES = 1 << 20
 _SCRATCH_BYTES = 4 << 20
@@ -107,14 +108,14 @@ class Trials:
         numbers = np.arange(_PIECES, dtype=np.uint64)
         size = np.full(_PIECES, self._piece_bytes, np.uint64)
         self.waiting: deque[tuple[int, ReadRows]] = deque()
-        for repeat in range(_REPEATS):
-            begin = first + (nbytes - self._nbytes) * repeat // _REPEATS
-            steps = numbers * np.uint64((nbytes - self._piece_bytes) // (_PIECES * _REPEATS) * _REPEATS)
-            shift = np.uint64(first + (nbytes - self._piece_bytes) // (_PIECES * _REPEATS) * repeat)
+        for repeat in range(_TRIALS):
+            begin = first + (nbytes - self._nbytes) * repeat // _TRIALS
+            steps = numbers * np.uint64((nbytes - self._piece_bytes) // (_PIECES * _TRIALS) * _TRIALS)
+            shift = np.uint64(first + (nbytes - self._piece_bytes) // (_PIECES * _TRIALS) * repeat)
             packed = np.uint64(target) + numbers * np.uint64(self._piece_bytes)
-            self.waiting.append((0, ReadRows(single(begin), single(target), single(1))))
-            self.waiting.append((1, ReadRows(shift + steps, packed, size)))
-            self.waiting.append((2, ReadRows(single(begin), single(target), single(self._nbytes))))
+            self.waiting.append((0, ReadRows(single(begin), single(target), single(1), checked=True)))
+            self.waiting.append((1, ReadRows(shift + steps, packed, size, checked=True)))
+            self.waiting.append((2, ReadRows(single(begin), single(target), single(self._nbytes), checked=True)))
 
     def note(self, trial: int, seconds: float) -> None:
         """How long one of them took; the shortest time counts."""
