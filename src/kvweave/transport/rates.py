@@ -32,7 +32,6 @@ LEAST_BYTE_SECONDS, MOST_BYTE_SECONDS = 1 / 100e9, 1 / 0.1e9
 CHUNK_SECONDS = 50e-6
 """What a chunk costs the reader besides: its message, the status, finding its place."""
 _REPEATS = 5
-_TRIALS = 3
 _PIECES, _PIECE_BYTES = 64, 4096
 _LARGE_BYTES = 1 << 20
 _SCRATCH_BYTES = 4 << 20
@@ -108,10 +107,10 @@ class Trials:
         numbers = np.arange(_PIECES, dtype=np.uint64)
         size = np.full(_PIECES, self._piece_bytes, np.uint64)
         self.waiting: deque[tuple[int, ReadRows]] = deque()
-        for repeat in range(_TRIALS):
-            begin = first + (nbytes - self._nbytes) * repeat // _TRIALS
-            steps = numbers * np.uint64((nbytes - self._piece_bytes) // (_PIECES * _TRIALS) * _TRIALS)
-            shift = np.uint64(first + (nbytes - self._piece_bytes) // (_PIECES * _TRIALS) * repeat)
+        for repeat in range(_REPEATS):
+            begin = first + (nbytes - self._nbytes) * repeat // _REPEATS
+            steps = numbers * np.uint64((nbytes - self._piece_bytes) // (_PIECES * _REPEATS) * _REPEATS)
+            shift = np.uint64(first + (nbytes - self._piece_bytes) // (_PIECES * _REPEATS) * repeat)
             packed = np.uint64(target) + numbers * np.uint64(self._piece_bytes)
             self.waiting.append((0, ReadRows(single(begin), single(target), single(1), checked=True)))
             self.waiting.append((1, ReadRows(shift + steps, packed, size, checked=True)))
