@@ -42,9 +42,8 @@ class Region:
     device: int = 0
 
     def __post_init__(self) -> None:
-        if not type(self.address) is type(self.nbytes) is type(self.device) is int:
-            sizes = {"address": self.address, "nbytes": self.nbytes, "device": self.device}
-            require_whole("region", None, ADDRESS_LIMIT, LayoutError, **sizes)
+        sizes = {"address": self.address, "nbytes": self.nbytes, "device": self.device}
+        require_whole("region", None, ADDRESS_LIMIT, LayoutError, **sizes)
         if not 0 <= self.device <= LAST_DEVICE or self.nbytes > LARGEST:
             require_whole("region", most=LAST_DEVICE, error=LayoutError, device=self.device)
             require_whole("region", error=LayoutError, nbytes=self.nbytes)
