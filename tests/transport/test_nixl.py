@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import os
 import subprocess
@@ -253,6 +254,7 @@ def test_a_new_source_takes_the_place_of_a_killed_one_of_that_name(any_world: Wo
 
 
 def open_sockets() -> int:
+    gc.collect()  # agents of earlier tests
     links = list(Path("/proc/self/fd").iterdir())
     return sum(str(link.readlink()).startswith("socket:") for link in links if link.is_symlink())
 
@@ -266,7 +268,7 @@ def test_sources_that_end_leave_no_open_sockets(any_world: World) -> None:
         source.end()
         assert_failed(pair.read(peer, pair.rows([0], [0], [1])), TransportErrorKind.PEER_LOST)
         sockets.append(open_sockets())
-    assert sockets[0] == sockets[1] == sockets[2]
+    assert sockets[0] >= sockets[1] >= sockets[2]
 
 
 def test_a_stopped_source_is_not_lost(any_world: World) -> None:

@@ -9,6 +9,7 @@ to ``make_prepped_xfer``.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,9 +65,10 @@ class RawAgent:
         self.agent.get_new_notifs()
 
     def close(self) -> None:
-        """Ends the agent."""
+        """Ends the agent, and with it its threads: NIXL keeps them until nothing that it made is left."""
         self.agent.deregister_memory(self._registered)
-        del self.agent
+        del self._registered, self.agent
+        gc.collect()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,7 @@ class IncumbentReader(_Reader):
         """Gives up the lists and ends the agent."""
         for prepared in (self.own_list, self.peer_list):
             self.agent.release_dlist_handle(prepared)
+        del self.own_list, self.peer_list, prepared
         super().close()
 
     def _make(self, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> Any:

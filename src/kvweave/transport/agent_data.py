@@ -3,12 +3,13 @@
 ::
 
     magic | name length, region count, process, probe address (u64 each) | probe |
-    ring: address, slots, slot bytes (u64 each) | name | region records | payload
+    ring: address, slots, slot bytes (u64 each), file (i64) | name | region records | payload
 
 The process is its number on its machine. The probe is a few bytes at the probe address that change with every
 transport: a peer that reads them there knows that the connection works and that it reaches the right memory. The ring
-is where the transport gathers pieces for its peers (``staging_ring``), all zero when it does not. The payload is the
-transport's own (NIXL's agent metadata).
+is where the transport gathers pieces for its peers (``staging_ring``), without slots when it does not; its file is the
+number by which that process has it open for others to map, or -1. The payload is the transport's own (NIXL's agent
+metadata).
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ PROBE_BYTES = 16
 MOST_NAME_BYTES = 255
 MOST_RING_SLOTS = 256
 MOST_SLOT_BYTES = 64 << 20
-_MAGIC = b"kvweave-agent/3\n"
-_HEAD = struct.Struct(f"<{len(_MAGIC)}sQQQQ{PROBE_BYTES}sQQQ")
+_MAGIC = b"kvweave-agent/4\n"
+_HEAD = struct.Struct(f"<{len(_MAGIC)}sQQQQ{PROBE_BYTES}sQQQq")
+_NO_RING = (0, 0, 0, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class RingPlace:
     address: int
     num_slots: int
     slot_bytes: int
+    file: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class AgentData:
     def encode(self) -> bytes:
         """The bytes to hand to a peer."""
         name = self.name.encode()
-        ring = (0, 0, 0) if self.ring is None else astuple(self.ring)
+        ring = _NO_RING if self.ring is None else astuple(self.ring)
         head = _HEAD.pack(_MAGIC, len(name), len(self.regions), self.process, self.probe_address, self.probe, *ring)
         return head + name + self.regions.records.tobytes() + self.payload
 
@@ -77,14 +80,15 @@ class AgentData:
 
 
 def _checked_ring(place: RingPlace) -> RingPlace | None:
-    if place == RingPlace(0, 0, 0):
+    if place == RingPlace(*_NO_RING):
         return None
     if not (
         0 < place.num_slots <= MOST_RING_SLOTS and 0 < place.slot_bytes <= MOST_SLOT_BYTES and place.address < 2**63
+        and -1 <= place.file < 2**31
     ):
         raise _malformed(
-            f"a ring of {place.num_slots} slots of {place.slot_bytes} bytes at {place.address:#x}; at most "
-            f"{MOST_RING_SLOTS} of {MOST_SLOT_BYTES} bytes can be"
+            f"a ring of {place.num_slots} slots of {place.slot_bytes} bytes at {place.address:#x}, file {place.file}; at "
+            f"most {MOST_RING_SLOTS} of {MOST_SLOT_BYTES} bytes can be"
         )
     return place
 

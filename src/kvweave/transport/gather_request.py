@@ -2,12 +2,13 @@
 
 Little endian::
 
-    "kvg2" | tickets given back, runs, pieces, bytes of a piece (u32 each) | ticket (u64)
+    "kvg3" | tickets given back, runs, pieces, bytes of a piece, pieces of a slot (u32 each) | ticket (u64)
            | tickets given back (u64 each) | address of each run (u64) | its stride, its pieces (u32 each)
 
 A run is some pieces ``stride`` bytes apart, so a block whose tokens are cut by a head split is one run; where there are
-as many pieces as runs, strides and pieces are left out. All pieces of a request have one size. A ticket is a random
-number that is used once; 0 asks for nothing.
+as many pieces as runs, strides and pieces are left out. All pieces of a request have one size. They fill one slot after
+another; the first is asked for under this ticket, the others under those that follow. A ticket is a random number that
+is used once; 0 asks for nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ from kvweave.transport.rows import UInt64Array
 UInt32Array = npt.NDArray[np.uint32]
 
 MOST_PIECES = 4_096
+"""Of one slot."""
+MOST_RUNS = 4_096
+MOST_SLOTS = 8
 MOST_GIVEN_BACK = 64
 
-_MAGIC = b"kvg2"
-_HEAD = struct.Struct("<4sIIIIQ")
+_MAGIC = b"kvg3"
+_HEAD = struct.Struct("<4sIIIIIQ")
 _NONE = np.zeros(0, np.uint32)
 
 
@@ -44,6 +48,18 @@ class Runs:
     address: UInt64Array
     stride: UInt32Array
     count: UInt32Array
+
+    @staticmethod
+    def joined(several: Sequence[Runs]) -> Runs:
+        """All of them, in their order."""
+        if len(several) == 1:
+            return several[0]
+        address = np.concatenate([runs.address for runs in several])
+        if not any(len(runs.count) for runs in several):
+            return Runs(address, _NONE, _NONE)
+        stride = [runs.stride if len(runs.count) else np.zeros(len(runs.address), np.uint32) for runs in several]
+        count = [runs.count if len(runs.count) else np.ones(len(runs.address), np.uint32) for runs in several]
+        return Runs(address, np.concatenate(stride), np.concatenate(count))
 
     @property
     def pieces(self) -> int:
@@ -74,17 +90,28 @@ NO_RUNS = Runs(np.zeros(0, np.uint64), _NONE, _NONE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatherRequest:
-    """What is asked for under ``ticket``, pieces of ``piece_bytes``, and the tickets whose slots may be used again."""
+    """What is asked for under ``ticket`` and those that follow it, pieces of ``piece_bytes``, as many in each slot, and
+    the tickets whose slots may be used again.
+    """
 
     ticket: int
     piece_bytes: int
     runs: Runs
     given_back: tuple[int, ...] = ()
+    slot_pieces: int = MOST_PIECES
+
+    @property
+    def tickets(self) -> range:
+        """One for each slot."""
+        num_slots = -(-self.runs.pieces // self.slot_pieces)
+        return range(self.ticket, self.ticket + num_slots if self.ticket else 0)
 
     def encode(self) -> bytes:
         """The message."""
         runs, given_back = self.runs, self.given_back
-        head = _HEAD.pack(_MAGIC, len(given_back), len(runs.address), runs.pieces, self.piece_bytes, self.ticket)
+        head = _HEAD.pack(
+            _MAGIC, len(given_back), len(runs.address), runs.pieces, self.piece_bytes, self.slot_pieces, self.ticket
+        )
         tickets = struct.pack(f"<{len(given_back)}Q", *given_back)
         return b"".join((head, tickets, runs.address.tobytes(), runs.stride.tobytes(), runs.count.tobytes()))
 
@@ -93,11 +120,16 @@ class GatherRequest:
         """The request of a message; raises ``RemoteProtocolError`` when it is malformed or too large."""
         if len(message) < _HEAD.size or not message.startswith(_MAGIC):
             raise RemoteProtocolError(f"gather request: {len(message)} bytes starting with {message[:8]!r} are none")
-        _, given_back, runs, pieces, piece_bytes, ticket = _HEAD.unpack_from(message)
-        if given_back > MOST_GIVEN_BACK or not runs <= pieces <= MOST_PIECES:
+        _, given_back, runs, pieces, piece_bytes, slot_pieces, ticket = _HEAD.unpack_from(message)
+        if given_back > MOST_GIVEN_BACK or not runs <= MOST_RUNS or not 0 < slot_pieces <= MOST_PIECES:
             raise RemoteProtocolError(
-                f"gather request: {given_back} tickets, {runs} runs and {pieces} pieces; at most {MOST_GIVEN_BACK} "
-                f"tickets and {MOST_PIECES} pieces can be, and no run is empty"
+                f"gather request: {given_back} tickets, {runs} runs and {slot_pieces} pieces of a slot; at most "
+                f"{MOST_GIVEN_BACK} tickets, {MOST_RUNS} runs and {MOST_PIECES} pieces of a slot can be"
+            )
+        if not runs <= pieces <= MOST_SLOTS * slot_pieces or ticket > 2**64 - MOST_SLOTS:
+            raise RemoteProtocolError(
+                f"gather request: {pieces} pieces in {runs} runs under ticket {ticket}; at most {MOST_SLOTS} slots of "
+                f"{slot_pieces} pieces can be, and no run is empty"
             )
         several = runs if pieces > runs else 0
         if len(message) != _HEAD.size + 8 * (given_back + runs + several):
@@ -111,25 +143,28 @@ class GatherRequest:
         )
         if found.pieces != pieces or not found.count.all():
             raise RemoteProtocolError(f"gather request: its runs have {found.pieces} pieces, its head says {pieces}")
-        return GatherRequest(ticket, piece_bytes, found, tickets)
+        return GatherRequest(ticket, piece_bytes, found, tickets, slot_pieces)
 
-    def pieces(self, regions: RegionTable, most_bytes: int) -> Pieces:
-        """The pieces that are asked for.
+    def slots(self, regions: RegionTable, most_bytes: int) -> list[Pieces]:
+        """The pieces that are asked for, those of each slot together.
 
-        Raises ``RemoteProtocolError`` when there are none, when they are empty or too large together, or when one does
-        not lie inside a region of main memory.
+        Raises ``RemoteProtocolError`` when there are none, when they are empty or more than ``most_bytes`` a slot, or
+        when one does not lie inside a region of main memory.
         """
-        nbytes = self.runs.pieces * self.piece_bytes
+        count = self.runs.pieces
+        nbytes = min(count, self.slot_pieces) * self.piece_bytes
         if not 0 < nbytes <= most_bytes:
             raise RemoteProtocolError(
-                f"gather request: {self.runs.pieces} pieces of {self.piece_bytes} bytes; 1 to {most_bytes} bytes are "
-                "gathered at once"
+                f"gather request: {count} pieces of {self.piece_bytes} bytes, {self.slot_pieces} a slot; 1 to "
+                f"{most_bytes} bytes are gathered at once"
             )
         address = self.runs.addresses()
         whole = _inside(regions, self.runs.address, self.runs.spans(self.piece_bytes))
         if not whole and not _inside(regions, address, np.full(len(address), self.piece_bytes, np.uint64)):
             raise RemoteProtocolError("gather request: a piece is not inside one registered region of main memory")
-        return Pieces(address, self.piece_bytes)
+        pieces = Pieces(address, self.piece_bytes)
+        starts = range(0, count, self.slot_pieces)
+        return [pieces.take(start, min(start + self.slot_pieces, count)) for start in starts]
 
 
 def _inside(regions: RegionTable, address: UInt64Array, nbytes: UInt64Array) -> bool:

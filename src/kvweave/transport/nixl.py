@@ -38,15 +38,17 @@ from typing import Any
 import numpy as np
 
 from kvweave.errors import ConfigurationError, LocalProtocolError, TransportError, TransportErrorKind
-from kvweave.transport.agent_data import PROBE_BYTES, AgentData, RingPlace
+from kvweave.transport.agent_data import PROBE_BYTES, AgentData
 from kvweave.transport.base import MemoryRegion, ReadHandle, ReadRows, ReadState, failed_read, peer_lost
 from kvweave.transport.choice import Choice
 from kvweave.transport.host_agent import HostAgent
 from kvweave.transport.known_peer import KnownPeer
 from kvweave.transport.landing import Landing
+from kvweave.transport.mapped_source import MappedSource, map_ring
 from kvweave.transport.neighbour import Neighbour
 from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, PiecewiseRead, ProbeRead
 from kvweave.transport.rates import STAGING, Clock, Rates, Trials, copying
+from kvweave.transport.read_source import ReadSource
 from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
 from kvweave.transport.staged_read import StagedRead
 from kvweave.transport.staged_source import StagedSource
@@ -59,9 +61,9 @@ ROUND_BATCHES = 2
 """A batch is prepared together and then posted, which takes some milliseconds: a few full posts, and what is left over
 of a read behind its last one. One ``progress()`` posts two batches. What else a round of the polling thread does takes
 half a millisecond, and must be a small part of a large read."""
-MOST_GATHERS = 8
+MOST_GATHERS = 32
 """Slots gathered in one round, with progress in between, for which readers wait."""
-MOST_LOOKS = 20
+MOST_LOOKS = 60
 """Looks for messages of readers that were served just now, in one round."""
 PROBE_SLOTS = 4_096
 
@@ -112,7 +114,7 @@ class NixlTransport:
         """See ``Transport``. From now on there is a staging ring, unless it is never to be used."""
         self._require_open()
         if self._ring is None and self._staging != "never":
-            self._ring = StagingRing()
+            self._ring = StagingRing(self._probe.tobytes())
             self._agent.register_own(self._ring.memory)
         return AgentData(
             self.name, self._regions, os.getpid(), self._probe.ctypes.data, self._probe.tobytes(),
@@ -134,8 +136,8 @@ class NixlTransport:
                 return failed_read(data.name, error)
             neighbour = Neighbour(data.name, data.process, data.probe_address, data.probe)
             known = self._peers[data.name] = KnownPeer(agent_data, data.regions, neighbour)
-            if data.ring is not None and self._staging != "never":
-                known.staged = self._staged_source(data.name, data.ring)
+            if self._staging != "never":
+                known.staged = self._staged_source(data)
         landing = self._landings[self._connections % PROBE_SLOTS]
         self._connections += 1
         landing[:] = 0
@@ -212,6 +214,8 @@ class NixlTransport:
             return
         self._closed = True
         self._probe[:] = 0
+        if self._ring is not None:
+            self._ring.close()
         error = TransportError(TransportErrorKind.UNAVAILABLE, f"transport {self.name}: it was closed")
         for read in self._reads:
             for piece in read.posted:
@@ -237,12 +241,17 @@ class NixlTransport:
             self._agent.register_own(self._landing.memory)
         return self._landing
 
-    def _staged_source(self, peer: str, place: RingPlace) -> StagedSource | None:
-        """The peer's ring, where there is room to read its status."""
+    def _staged_source(self, data: AgentData) -> StagedSource | None:
+        """The peer's ring, if it has one, mapped where that can be, or read where there is room for its status."""
+        if data.ring is None:
+            return None
+        ring = map_ring(data.ring, data.process, data.probe) if self._same_host else None
+        if ring is not None:
+            return MappedSource(data.name, data.ring, ring, self._agent, self._drop_peer)
         landing = self._own_landing()
         if not landing.free_status:
             return None
-        return StagedSource(peer, place, landing, self._agent, self._drop_peer)
+        return ReadSource(data.name, data.ring, landing, self._agent, self._drop_peer)
 
     def _add_agent(self, data: AgentData) -> TransportError | None:
         """Makes the peer known to NIXL; the error when the peer is dead. Raises when its data is at fault."""
@@ -301,7 +310,7 @@ class NixlTransport:
         peer.proven = probe.proven = True
         probe.next_trial(self._clock())
         if probe.trials is not None and not probe.waiting and peer.staged is not None:
-            rates = Rates.of(probe.trials.cost(), *copying(self._clock), peer.staged.slot_bytes)
+            rates = Rates.of(probe.trials.cost(), *copying(self._clock), peer.staged.slot_bytes, peer.staged.mapped)
             peer.choice = Choice(rates)
 
     def _post_batch(self) -> bool:

@@ -69,12 +69,13 @@ class Rates:
     slot_bytes: int
 
     @staticmethod
-    def of(direct: Cost, gathering: Cost, scattering: Cost, slot_bytes: int) -> Rates:
-        """From what its parts cost."""
+    def of(direct: Cost, gathering: Cost, scattering: Cost, slot_bytes: int, mapped: bool) -> Rates:
+        """From what its parts cost; slots that are ``mapped`` need not be read."""
+        reading = 0.0 if mapped else direct.byte
         staged = Cost(
             STAGED_START_SECONDS,
             max(gathering.piece, scattering.piece),
-            max(gathering.byte, direct.byte + scattering.byte),
+            max(gathering.byte, reading + scattering.byte),
         )
         return Rates(direct, staged, slot_bytes)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from kvweave.errors import TransportError
 from kvweave.transport.base import ReadState
-from kvweave.transport.gather_request import MOST_PIECES, Runs, runs_of
+from kvweave.transport.gather_request import MOST_PIECES, MOST_RUNS, Runs, runs_of
 from kvweave.transport.landing import LEAST_CHUNK_BYTES, chunk_bytes
 from kvweave.transport.pieces import Pieces, arranged, stretches
 from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, PiecewiseRead
@@ -77,6 +77,20 @@ class StagedRead(PiecewiseRead):
         found = self.unasked.popleft()
         if not self.unasked:
             self.unasked.extend((part, 0) for part in islice(self._rest, 1))
+        return found
+
+    def next_parts(self, most: int) -> list[tuple[Part, int]]:
+        """At most so many that can be asked for together: pieces of one size, as many in each but the last."""
+        found = [self.next_part()]
+        first = found[0][0]
+        runs = len(first.source.address)
+        while self.unasked and len(found) < most:
+            part, _ = self.unasked[0]
+            runs += len(part.source.address)
+            full = found[-1][0].target.count == first.target.count >= part.target.count
+            if not full or part.target.size != first.target.size or runs > MOST_RUNS:
+                break
+            found.append(self.next_part())
         return found
 
     def read_directly(self, part: Part) -> None:

@@ -2,12 +2,12 @@
 
 ::
 
-    ring   status page                                  slot 0   slot 1 ...
-           [ticket of slot 0, of slot 1 ... | refused]  [bytes]  [bytes]
+    ring   status page                                            slot 0   slot 1 ...
+           [ticket of slot 0, of slot 1 ... | refused ... | probe]  [bytes]  [bytes]
 
 A slot's ticket is written when its bytes are there, and taken away before it is filled anew. So a reader that finds
 its ticket both before and after it has read the slot has the right bytes, whatever else happens here: a ticket is used
-once.
+once. Readers on this machine may map the ring; the probe tells them whose it is, and that it is still served.
 All else is for liveness. Readers wait in a queue each and are served in turn; one may hold half of the slots; a slot
 that nobody gave back is taken when it is needed and has been ready for ``RECLAIM_SECONDS``.
 """
@@ -21,15 +21,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvweave.errors import RemoteProtocolError
-from kvweave.transport.agent_data import RingPlace
+from kvweave.transport.agent_data import PROBE_BYTES, RingPlace
 from kvweave.transport.gather_request import GatherRequest
-from kvweave.transport.landing import NUM_REFUSED, SLOT_BYTES, large_pages
-from kvweave.transport.pieces import ByteArray
+from kvweave.transport.landing import NUM_REFUSED, SLOT_BYTES
+from kvweave.transport.pieces import Pieces
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.rows import UInt64Array
+from kvweave.transport.shared_memory import SharedMemory
 
 NUM_SLOTS = 16
 STATUS_BYTES = 4_096
+PROBE_AT = STATUS_BYTES - PROBE_BYTES
 RECLAIM_SECONDS = 1.0
 ATTENDED_SECONDS = 0.002
 """As long as a reader is busy with half of what it may hold."""
@@ -38,7 +40,7 @@ MOST_READERS = 256
 MOST_MESSAGES = 64
 """Messages of one reader that are read in one round; it never sends as many."""
 MOST_QUEUED = 256
-"""Requests that wait, of all readers; each has 64 KB at most."""
+"""Slots that are waited for, of all readers."""
 
 
 @dataclass(slots=True)
@@ -49,18 +51,30 @@ class _Slot:
     ready_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    ticket: int
+    pieces: Pieces
+
+
 @dataclass(slots=True)
 class _Reader:
-    waiting: deque[GatherRequest] = field(default_factory=deque)
+    waiting: deque[_Wanted] = field(default_factory=deque)
     held: int = 0
 
 
 class StagingRing:
-    """Slots and who has them. ``counts`` says what became of messages: gathered, refused, malformed, reclaimed."""
+    """Slots and who has them. ``counts`` says what became of messages: gathered, refused, malformed, reclaimed.
 
-    def __init__(self, num_slots: int = NUM_SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
-        self.memory: ByteArray = large_pages(STATUS_BYTES + num_slots * slot_bytes)
-        self.place = RingPlace(self.memory.ctypes.data, num_slots, slot_bytes)
+    ``probe`` is the transport's.
+    """
+
+    def __init__(self, probe: bytes, num_slots: int = NUM_SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
+        self._shared = SharedMemory(STATUS_BYTES + num_slots * slot_bytes)
+        self.memory = self._shared.memory
+        self.place = RingPlace(self.memory.ctypes.data, num_slots, slot_bytes, self._shared.file)
+        self._probe = self.memory[PROBE_AT : PROBE_AT + len(probe)]
+        self._probe[:] = np.frombuffer(probe, np.uint8)
         self.counts: Counter[str] = Counter()
         self._tickets: UInt64Array = self.memory[: 8 * num_slots].view(np.uint64)
         self._refused: UInt64Array = self.memory[8 * num_slots : 8 * (num_slots + NUM_REFUSED)].view(np.uint64)
@@ -77,39 +91,45 @@ class StagingRing:
         """
         for name, sent in messages.items():
             for message in sent[:MOST_MESSAGES]:
-                self._take(name, message)
+                self._take(name, message, regions)
             self.counts["unread"] += len(sent[MOST_MESSAGES:])
-        served = any(self._serve(name, regions, now) for name in tuple(self._readers))
+        served = any(self._serve(name, now) for name in tuple(self._readers))
         for name in [name for name, reader in self._readers.items() if not reader.waiting and not reader.held]:
             del self._readers[name]
         return served
+
+    def close(self) -> None:
+        """Nobody is served any more."""
+        self._probe[:] = 0
+        self._shared.close()
 
     def attended(self, now: float) -> bool:
         """Whether a reader was served just now, and will soon say something again."""
         return now - self._served_at < ATTENDED_SECONDS
 
-    def _take(self, name: str, message: bytes) -> None:
-        ticket = 0
+    def _take(self, name: str, message: bytes, regions: RegionTable) -> None:
+        tickets = range(1)
         try:
             request = GatherRequest.decode(message)
             for given_back in request.given_back:
                 self._give_back(name, given_back)
-            ticket = request.ticket
-            if ticket:
-                self._queue(name, request)
+            if request.ticket:
+                tickets = request.tickets or range(request.ticket, request.ticket + 1)
+                self._queue(name, tickets, request.slots(regions, self.place.slot_bytes))
         except RemoteProtocolError:
-            self._refuse(ticket)
+            for ticket in tickets:
+                self._refuse(ticket)
 
-    def _queue(self, name: str, wanted: GatherRequest) -> None:
+    def _queue(self, name: str, tickets: range, slots: Sequence[Pieces]) -> None:
         if name not in self._readers and len(self._readers) >= MOST_READERS:
             raise RemoteProtocolError(f"gather request: more than {MOST_READERS} readers")
-        if sum(len(reader.waiting) for reader in self._readers.values()) >= MOST_QUEUED:
+        if sum(len(reader.waiting) for reader in self._readers.values()) + len(tickets) > MOST_QUEUED:
             raise RemoteProtocolError(f"gather request: {MOST_QUEUED} of all readers wait")
         reader = self._readers.setdefault(name, _Reader())
-        waiting = {request.ticket for request in reader.waiting}
-        if len(waiting) >= MOST_WAITING or wanted.ticket in waiting or wanted.ticket in self._held:
-            raise RemoteProtocolError(f"gather request: {len(waiting)} of this reader wait, or the ticket is known")
-        reader.waiting.append(wanted)
+        known = {wanted.ticket for wanted in reader.waiting} | self._held.keys()
+        if len(reader.waiting) + len(tickets) > MOST_WAITING or not known.isdisjoint(tickets):
+            raise RemoteProtocolError(f"gather request: {len(reader.waiting)} of this reader wait, or a ticket is known")
+        reader.waiting.extend(map(_Wanted, tickets, slots))
 
     def _refuse(self, ticket: int) -> None:
         self.counts["refused" if ticket else "malformed"] += 1
@@ -123,9 +143,9 @@ class StagingRing:
         if slot is not None and slot.reader == name:
             self._empty(slot)
         elif reader is not None:
-            reader.waiting = deque(gather for gather in reader.waiting if gather.ticket != ticket)
+            reader.waiting = deque(wanted for wanted in reader.waiting if wanted.ticket != ticket)
 
-    def _serve(self, name: str, regions: RegionTable, now: float) -> bool:
+    def _serve(self, name: str, now: float) -> bool:
         """Gathers for the reader once, when it waits and there is a slot for it; then it is the others' turn."""
         reader = self._readers[name]
         slot = self._slot_for(name, reader, now) if reader.waiting else None
@@ -134,13 +154,7 @@ class StagingRing:
         self._readers[name] = self._readers.pop(name)
         wanted = reader.waiting.popleft()
         start = STATUS_BYTES + slot.number * self.place.slot_bytes
-        try:
-            pieces = wanted.pieces(regions, self.place.slot_bytes)
-        except RemoteProtocolError:
-            self._free.append(slot)
-            self._refuse(wanted.ticket)
-            return True
-        pieces.gather(self.memory[start : start + self.place.slot_bytes])
+        wanted.pieces.gather(self.memory[start : start + self.place.slot_bytes])
         slot.ticket, slot.reader, slot.ready_at = wanted.ticket, name, now
         self._held[wanted.ticket] = slot
         reader.held += 1

@@ -1,0 +1,82 @@
+"""Staged reads from a source on this machine, whose ring the reader has mapped: slots are scattered where they lie.
+
+::
+
+    ticket 7 in slot 2?  -> scatter slot 2 -> still 7 in slot 2? -> give 7 back
+
+A chunk whose slot was another's before all of it was scattered is gathered once more, over what was written; a read
+is done when all its chunks were right. So source and reader copy a byte once each, at the same time, and say nothing
+to each other but what is to be gathered.
+"""
+
+from __future__ import annotations
+
+from kvweave.errors import TransportError, TransportErrorKind
+from kvweave.transport.agent_data import RingPlace
+from kvweave.transport.landing import NUM_REFUSED
+from kvweave.transport.rows import UInt64Array
+from kvweave.transport.shared_memory import MappedMemory
+from kvweave.transport.staged_read import Chunk
+from kvweave.transport.staged_source import Agent, Lost, StagedSource
+from kvweave.transport.staging_ring import PROBE_AT, STATUS_BYTES
+
+
+def map_ring(place: RingPlace, process: int, probe: bytes) -> MappedMemory | None:
+    """The ring of a transport of that process, if it is on this machine and may be mapped."""
+    nbytes = STATUS_BYTES + place.num_slots * place.slot_bytes
+    return MappedMemory.of(process, place.file, nbytes, probe, PROBE_AT)
+
+
+class MappedSource(StagedSource):
+    """A ring that lies in ``mapped``."""
+
+    mapped = True
+
+    def __init__(self, peer: str, place: RingPlace, ring: MappedMemory, agent: Agent, lost: Lost) -> None:
+        super().__init__(peer, place, agent, lost)
+        self._ring = ring
+        self._status: UInt64Array = ring.memory[: 8 * (place.num_slots + NUM_REFUSED)].view("u8")
+
+    def end(self) -> None:
+        """See ``StagedSource``."""
+        super().end()
+        self._ring.close()
+
+    def _step(self, now: float) -> bool:
+        self._forget_unwanted()
+        self._mind_patience(now)
+        asked = self._ask(now)
+        status = self._status.tolist()
+        for chunk in tuple(self._open.values()):
+            if chunk.ticket not in status:
+                continue
+            self._heard_at = now
+            slot = status.index(chunk.ticket)
+            if slot < self.place.num_slots:
+                self._take(chunk, slot)
+                return True
+            self._take_back(chunk)
+        return asked
+
+    def _require_life(self) -> None:
+        if not self._ring.alive:
+            raise TransportError(
+                TransportErrorKind.PEER_LOST, f"peer {self._peer}: its process has ended, or has closed its transport"
+            )
+
+    def _take(self, chunk: Chunk, slot: int) -> None:
+        """Scatters a slot, whose ticket must be there afterwards, too."""
+        start = STATUS_BYTES + slot * self.place.slot_bytes
+        chunk.part.target.scatter(self._ring.memory[start : start + chunk.part.target.nbytes])
+        if self._status[slot] != chunk.ticket:
+            self._overtaken(chunk)
+        self._close(chunk)
+
+    def _forget_unwanted(self) -> None:
+        for chunk in tuple(self._open.values()):
+            if not chunk.read.wanted:
+                self._close(chunk)
+        self._forget_reads()
+
+    def _free(self, chunk: Chunk) -> None:
+        """It holds nothing here."""
