@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -29,3 +31,17 @@ def test_the_incumbents_way_brings_the_right_bytes(source: Source, kind: Kind) -
         pair.require_delivered(*tables)
         assert reader.cost(*tables) > 0
         pair.require_delivered(*tables)
+
+
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@pytest.mark.parametrize("kind", [Kind.INCUMBENT, Kind.SINGLE], ids=str)
+def test_the_incumbents_threads_end_with_its_reader(source: Source, kind: Kind) -> None:
+    """They burn a core each, beside whatever is measured next."""
+    pair = Pair(source, CacheShape(512, 8))
+    with pair.incumbent(kind) as reader:
+        reader.cost([1], [2])
+        opened = threads()
+    assert threads() < opened

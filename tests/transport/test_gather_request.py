@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from kvweave.core.layout import Region
 from kvweave.errors import RemoteProtocolError
-from kvweave.transport.gather_request import MOST_GIVEN_BACK, MOST_PIECES, GatherRequest, Runs, runs_of
+from kvweave.transport.gather_request import (
+    MOST_GIVEN_BACK,
+    MOST_PIECES,
+    MOST_RUNS,
+    MOST_SLOTS,
+    GatherRequest,
+    Runs,
+    runs_of,
+)  # fmt: skip
 from kvweave.transport.regions import RegionTable
 
 BASE = 1 << 30
@@ -21,18 +29,22 @@ MOST_BYTES = 1 << 20
 
 
 def request(
-    *runs: tuple[int, int, int], nbytes: int = 8, ticket: int = 7, given_back: tuple[int, ...] = ()
+    *runs: tuple[int, int, int],
+    nbytes: int = 8,
+    ticket: int = 7,
+    given_back: tuple[int, ...] = (),
+    slot_pieces: int = MOST_PIECES,
 ) -> GatherRequest:
     """Runs are (address, stride, count)."""
     columns = list(zip(*runs, strict=True)) or [(), (), ()]
     address, stride, count = (np.array(column, kind) for column, kind in zip(columns, ("u8", "u4", "u4"), strict=True))
-    return GatherRequest(ticket, nbytes, Runs(address, stride, count), given_back)
+    return GatherRequest(ticket, nbytes, Runs(address, stride, count), given_back, slot_pieces)
 
 
 def test_what_was_encoded_is_decoded() -> None:
-    made = request((BASE, 512, 16), (BASE + 9, 0, 1), nbytes=256, given_back=(3, 2**64 - 1))
+    made = request((BASE, 512, 16), (BASE + 9, 0, 1), nbytes=256, given_back=(3, 2**64 - 1), slot_pieces=5)
     found = GatherRequest.decode(made.encode())
-    assert (found.ticket, found.piece_bytes, found.given_back) == (7, 256, (3, 2**64 - 1))
+    assert (found.ticket, found.piece_bytes, found.given_back, found.slot_pieces) == (7, 256, (3, 2**64 - 1), 5)
     assert found.runs.addresses().tolist() == made.runs.addresses().tolist()
 
 
@@ -51,6 +63,24 @@ def test_runs_are_their_pieces_in_order(places: list[int], together: int) -> Non
         decoded = GatherRequest.decode(GatherRequest(1, 8, runs).encode()).runs
         assert decoded.addresses().tolist() == address[start : start + together].tolist()
         assert decoded.pieces == len(address[start : start + together])
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=60), st.integers(1, 20))
+def test_runs_of_several_slots_are_theirs_in_order(places: list[int], together: int) -> None:
+    address = np.array(places, np.uint64) * np.uint64(8) + np.uint64(BASE)
+    runs = Runs.joined(list(runs_of(address, range(0, len(address), together))))
+    assert runs.addresses().tolist() == address.tolist() and runs.pieces == len(address)
+
+
+@pytest.mark.parametrize(("pieces", "slots"), [(2, [2]), (5, [5]), (6, [5, 1]), (15, [5, 5, 5])])
+def test_every_slot_but_the_last_is_full_and_has_a_ticket_of_its_own(pieces: int, slots: list[int]) -> None:
+    made = GatherRequest.decode(request((BASE, 512, pieces), slot_pieces=5).encode())
+    assert [found.count for found in made.slots(REGIONS, MOST_BYTES)] == slots
+    assert list(made.tickets) == [7 + number for number in range(len(slots))]
+
+
+def test_a_request_for_nothing_has_no_tickets() -> None:
+    assert not request(ticket=0).tickets and not request((BASE, 0, 1), ticket=0).tickets
 
 
 def test_a_head_split_takes_one_run_a_block() -> None:
@@ -72,6 +102,7 @@ REFUSED = {
     "none": request(),
     "empty pieces": request((BASE, 0, 1), nbytes=0),
     "bytes overflow": request((BASE, 0, MOST_PIECES), nbytes=2**32 - 1),
+    "slots of too many bytes": request((BASE, 1 << 17, 4), nbytes=1 << 19, slot_pieces=3),
     "too many bytes": request((BASE, 1 << 18, 5), nbytes=1 << 18),
     "before a region": request((BASE - 1, 0, 1)),
     "leaves its region": request((BASE, 1 << 20, 2)),
@@ -86,14 +117,18 @@ REFUSED = {
 @pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED)
 def test_pieces_that_may_not_be_gathered_are_refused(refused: GatherRequest) -> None:
     with pytest.raises(RemoteProtocolError):
-        GatherRequest.decode(refused.encode()).pieces(REGIONS, MOST_BYTES)
+        GatherRequest.decode(refused.encode()).slots(REGIONS, MOST_BYTES)
 
 
 ABSURD = {
     "an empty run": request((BASE, 8, 3), (BASE, 0, 0)),
-    "too many pieces": request((BASE, 0, MOST_PIECES + 1)),
+    "too many pieces": request((BASE, 0, MOST_SLOTS * MOST_PIECES + 1)),
+    "too many slots": request((BASE, 0, MOST_SLOTS + 1), slot_pieces=1),
+    "too many pieces of a slot": request((BASE, 0, 1), slot_pieces=MOST_PIECES + 1),
+    "no pieces of a slot": request((BASE, 0, 1), slot_pieces=0),
+    "tickets that pass 64 bits": request((BASE, 0, 1), ticket=2**64 - 1),
     "counts beyond 32 bits": request((BASE, 0, 2**32 - 1), (BASE, 0, 2**32 - 1)),
-    "too many runs": request(*[(BASE, 0, 1)] * (MOST_PIECES + 1)),
+    "too many runs": request(*[(BASE, 0, 1)] * (MOST_RUNS + 1)),
     "too many tickets": request((BASE, 0, 1), given_back=tuple(range(MOST_GIVEN_BACK + 1))),
 }
 
@@ -101,7 +136,14 @@ ABSURD = {
 @pytest.mark.parametrize("absurd", ABSURD.values(), ids=ABSURD)
 def test_absurd_counts_are_refused_before_anything_is_made_of_them(absurd: GatherRequest) -> None:
     head = struct.pack(
-        "<4sIIIIQ", b"kvg2", len(absurd.given_back), len(absurd.runs.address), absurd.runs.pieces % 2**32, 8, 7
+        "<4sIIIIIQ",
+        b"kvg3",
+        len(absurd.given_back),
+        len(absurd.runs.address),
+        absurd.runs.pieces % 2**32,
+        8,
+        absurd.slot_pieces,
+        absurd.ticket,
     )
     with pytest.raises(RemoteProtocolError):
         GatherRequest.decode(head + absurd.encode()[len(head) :] if absurd.runs.pieces < 2**32 else head)
@@ -116,19 +158,19 @@ def test_a_head_that_counts_otherwise_than_its_runs_is_refused() -> None:
 
 def test_a_run_over_two_regions_is_gathered_when_each_piece_lies_in_one() -> None:
     """The regions begin 2 MB apart."""
-    made = request((BASE, 2 << 20, 2)).pieces(REGIONS, MOST_BYTES)
+    [made] = request((BASE, 2 << 20, 2)).slots(REGIONS, MOST_BYTES)
     assert (made.count, made.size) == (2, 8)
 
 
 def test_pieces_that_overlap_may_be_gathered() -> None:
     """They are only read; the same bytes twice are the reader's affair."""
-    assert request((BASE, 1, 100)).pieces(REGIONS, MOST_BYTES).nbytes == 800
+    assert request((BASE, 1, 100)).slots(REGIONS, MOST_BYTES)[0].nbytes == 800
 
 
 def test_memory_of_a_device_is_not_gathered() -> None:
     device = RegionTable().with_regions([Region(BASE, 1 << 20, "VRAM", 0)])
     with pytest.raises(RemoteProtocolError):
-        request((BASE, 0, 1)).pieces(device, MOST_BYTES)
+        request((BASE, 0, 1)).slots(device, MOST_BYTES)
 
 
 @given(st.binary(max_size=300))
@@ -143,7 +185,7 @@ def test_one_wrong_byte_is_refused_or_gathers_inside_the_regions(place: int, val
     damaged[place % len(damaged)] = value
     with suppress(RemoteProtocolError):
         found = GatherRequest.decode(bytes(damaged))
-        assert found.pieces(REGIONS, MOST_BYTES).nbytes <= MOST_BYTES
+        assert all(pieces.nbytes <= MOST_BYTES for pieces in found.slots(REGIONS, MOST_BYTES))
         address = found.runs.addresses()
         assert REGIONS.first_outside("DRAM", 0, address, np.full(len(address), found.piece_bytes, np.uint64)) is None
 

@@ -9,7 +9,7 @@ import pytest
 from tests.transport.neighbours import PROBE, ourselves
 
 from kvweave.testing.transport_contract import fresh_name
-from kvweave.transport.copying import CopiedPiece
+from kvweave.transport.copying import CopiedPiece, most_helpers
 from kvweave.transport.neighbour import Neighbour
 from kvweave.transport.rows import ReadRows, single
 
@@ -30,6 +30,7 @@ def rows(memory: str = "DRAM") -> ReadRows:
 def test_a_peer_that_was_met_is_copied_from_until_it_is_removed(agent: object) -> None:
     agent.meet(ourselves())
     assert agent.copies("ourselves", rows()) and not agent.copies("ourselves", rows("VRAM"))
+    assert (agent.helpers("ourselves"), agent.helpers("elsewhere")) == (most_helpers(), 0)
     landing = np.zeros(16, np.uint8)
     piece = agent.prepare("ourselves", ReadRows(single(PROBE.ctypes.data), single(landing.ctypes.data), single(16)))
     assert isinstance(piece, CopiedPiece)

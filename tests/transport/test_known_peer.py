@@ -11,9 +11,9 @@ from kvweave.transport.choice import Choice
 from kvweave.transport.known_peer import KnownPeer
 from kvweave.transport.landing import Landing
 from kvweave.transport.rates import Cost, Rates
+from kvweave.transport.read_source import ReadSource
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.rows import ReadRows, single
-from kvweave.transport.staged_source import StagedSource
 from kvweave.transport.staging_ring import StagingRing
 
 DEAR, CHEAP = Cost(1.0, 0.0, 0.0), Cost(0.001, 0.0, 0.0)
@@ -23,7 +23,7 @@ ROWS = ReadRows(single(1), single(2), single(3))
 @pytest.fixture
 def peer() -> KnownPeer:
     """One with a ring that nobody has measured."""
-    source = StagedSource("peer", StagingRing().place, Landing(), MemoryAgent(), lambda name, error: None)
+    source = ReadSource("peer", StagingRing(b"").place, Landing(), MemoryAgent(), lambda name, error: None)
     return KnownPeer(b"", RegionTable(), ourselves(), proven=True, staged=source)
 
 

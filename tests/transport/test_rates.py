@@ -10,6 +10,7 @@ import pytest
 from kvweave.core.layout import Region
 from kvweave.transport.agent_data import RingPlace
 from kvweave.transport.rates import (
+    HELP,
     LEAST_BYTE_SECONDS,
     MOST_BYTE_SECONDS,
     MOST_PIECE_SECONDS,
@@ -103,3 +104,16 @@ def test_measured_costs_are_bounded(seconds: float) -> None:
 def test_copying_costs_something() -> None:
     for cost in copying(time.perf_counter):
         assert cost.piece > 0 and cost.byte > 0
+
+
+def test_mapped_slots_cost_their_reader_no_reading() -> None:
+    direct, gathering, scattering = Cost(0.0, 0.0, 3e-10), Cost(0.0, 1e-7, 2e-10), Cost(0.0, 2e-7, 1e-10)
+    read, mapped = (Rates.of(direct, gathering, scattering, 1 << 20, mapped=mapped) for mapped in (False, True))
+    assert (read.staged.byte, mapped.staged.byte) == pytest.approx((4e-10, 2e-10))
+
+
+def test_helpers_share_in_what_has_several_strokes() -> None:
+    alone, helped = (Rates(DIRECT, DIRECT, 1 << 20, helpers) for helpers in (0, 3))
+    small, large = rows(4096, 1 << 20), rows(4096, 64 << 20)
+    assert helped.direct_seconds(small) == alone.direct_seconds(small)
+    assert helped.direct_seconds(large) == pytest.approx(alone.direct_seconds(large) / (1 + 3 * HELP))

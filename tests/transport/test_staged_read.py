@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.base import ReadState
-from kvweave.transport.gather_request import MOST_PIECES
+from kvweave.transport.gather_request import MOST_PIECES, MOST_RUNS
 from kvweave.transport.rows import ReadRows
 from kvweave.transport.staged_read import Part, StagedRead
 
@@ -95,3 +95,23 @@ def test_it_does_not_end_before_its_source_is_settled() -> None:
     read = staged(1, 10, settled=False)
     read.cancel(CANCELLED)
     assert read.state is ReadState.CANCELLING
+
+
+def test_what_is_asked_for_together_has_one_size_and_full_chunks_but_the_last() -> None:
+    """The first, small chunk is asked for alone, since all else waits for it."""
+    read = staged(1024, 4096)
+    found = []
+    while read.unasked:
+        together = [part.target for part, _ in read.next_parts(4)]
+        assert len({part.size for part in together}) == 1 and len({part.count for part in together[:-1]}) <= 1
+        assert together[-1].count <= together[0].count
+        found.append(len(together))
+    assert sum(found) == 16 and max(found) == 4
+
+
+def test_as_many_are_asked_for_together_as_runs_fit() -> None:
+    dice = np.random.default_rng(0)
+    address = dice.permutation(4 * MOST_PIECES).astype(np.uint64) * np.uint64(64)
+    read = StagedRead("peer", ReadRows(address, address, np.full(len(address), 16, np.uint64)), 1 << 20, lambda: True)
+    while read.unasked:
+        assert sum(len(part.source.address) for part, _ in read.next_parts(8)) <= MOST_RUNS

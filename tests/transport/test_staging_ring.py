@@ -28,7 +28,7 @@ SLOTS, SLOT_BYTES = 4, 1024
 @dataclass
 class Source:
     memory: np.ndarray = field(default_factory=lambda: np.random.default_rng(0).integers(0, 256, 8192, np.uint8))
-    ring: StagingRing = field(default_factory=lambda: StagingRing(SLOTS, SLOT_BYTES))
+    ring: StagingRing = field(default_factory=lambda: StagingRing(b"", SLOTS, SLOT_BYTES))
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -189,3 +189,37 @@ def test_readers_that_are_done_are_forgotten(source: Source) -> None:
         source.serve(**{f"reader{number}": [source.message(7, 0)]})
         source.serve(**{f"reader{number}": [source.message(0, given_back=(7,))]})
     assert source.ring.counts["refused"] == 0
+
+
+def message_of_slots(source: Source, ticket: int, slots: int, offset: int = 0) -> bytes:
+    """So many slots of two pieces of 64 bytes, those of slot i from 128 i on."""
+    address = np.arange(2 * slots, dtype=np.uint64) * np.uint64(64) + np.uint64(source.memory.ctypes.data + offset)
+    return GatherRequest(ticket, 64, next(runs_of(address, [0])), slot_pieces=2).encode()
+
+
+def test_several_slots_of_one_message_have_tickets_one_after_another(source: Source) -> None:
+    source.serve(reader=[message_of_slots(source, 5, SLOTS)])
+    for number in range(SLOTS):
+        np.testing.assert_array_equal(
+            source.slot_of(5 + number)[:128], source.memory[128 * number : 128 * (number + 1)]
+        )
+        source.serve(reader=[source.message(0, given_back=(5 + number,))])
+    assert source.tickets == [0] * SLOTS
+
+
+def test_a_message_is_refused_with_all_its_slots(source: Source) -> None:
+    source.serve(reader=[message_of_slots(source, 5, 3, offset=8192 - 5 * 64)])
+    assert (source.tickets, source.refused) == ([0] * SLOTS, {5, 6, 7})
+
+
+def test_one_of_several_slots_may_be_taken_back_while_it_waits(source: Source) -> None:
+    source.serve(reader=[message_of_slots(source, 5, 4)])
+    source.serve(reader=[source.message(0, given_back=(7,))])
+    source.serve(reader=[source.message(0, given_back=(5, 6))])
+    assert set(source.tickets) == {0, 8}
+
+
+def test_tickets_of_another_message_are_not_given_twice(source: Source) -> None:
+    source.ask("reader", 6)
+    source.serve(other=[message_of_slots(source, 5, 2)])
+    assert set(source.tickets) == {0, 6} and source.ring.counts["refused"] == 2

@@ -83,12 +83,14 @@ def _checked_ring(place: RingPlace) -> RingPlace | None:
     if place == RingPlace(*_NO_RING):
         return None
     if not (
-        0 < place.num_slots <= MOST_RING_SLOTS and 0 < place.slot_bytes <= MOST_SLOT_BYTES and place.address < 2**63
+        0 < place.num_slots <= MOST_RING_SLOTS
+        and 0 < place.slot_bytes <= MOST_SLOT_BYTES
+        and place.address < 2**63
         and -1 <= place.file < 2**31
     ):
         raise _malformed(
-            f"a ring of {place.num_slots} slots of {place.slot_bytes} bytes at {place.address:#x}, file {place.file}; at "
-            f"most {MOST_RING_SLOTS} of {MOST_SLOT_BYTES} bytes can be"
+            f"a ring of {place.num_slots} slots of {place.slot_bytes} bytes at {place.address:#x}, file {place.file}; "
+            f"at most {MOST_RING_SLOTS} of {MOST_SLOT_BYTES} bytes can be"
         )
     return place
 

@@ -127,6 +127,11 @@ def _take_usual_turns() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), usual)
 
 
+def most_helpers() -> int:
+    """Threads of this process that may share in copying a piece."""
+    return min(MOST_THREADS, len(os.sched_getaffinity(0))) - 1
+
+
 _made: dict[int, _Helpers] = {}
 _making = threading.Lock()
 
@@ -136,5 +141,5 @@ def _helpers() -> _Helpers:
     process = os.getpid()
     with _making:
         if process not in _made:
-            _made[process] = _Helpers(min(MOST_THREADS, len(os.sched_getaffinity(process))) - 1)
+            _made[process] = _Helpers(most_helpers())
         return _made[process]

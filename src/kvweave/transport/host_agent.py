@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvweave.transport.copying import CopiedPiece
+from kvweave.transport.copying import CopiedPiece, most_helpers
 from kvweave.transport.neighbour import Neighbour
 from kvweave.transport.nixl_agent import NixlAgent
 from kvweave.transport.rows import ReadRows
@@ -24,6 +24,10 @@ class HostAgent(NixlAgent):
         """Reads from this peer by copying from now on, if the system allows it."""
         if neighbour.reachable:
             self._neighbours[neighbour.name] = neighbour
+
+    def helpers(self, peer: str) -> int:
+        """How many threads may share in copying from this peer."""
+        return most_helpers() if peer in self._neighbours else 0
 
     def copies(self, peer: str, rows: ReadRows) -> bool:
         """Whether these rows are copied, which needs nothing of the peer."""

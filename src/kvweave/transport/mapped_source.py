@@ -11,7 +11,6 @@ to each other but what is to be gathered.
 
 from __future__ import annotations
 
-from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.agent_data import RingPlace
 from kvweave.transport.landing import NUM_REFUSED
 from kvweave.transport.rows import UInt64Array
@@ -58,11 +57,8 @@ class MappedSource(StagedSource):
             self._take_back(chunk)
         return asked
 
-    def _require_life(self) -> None:
-        if not self._ring.alive:
-            raise TransportError(
-                TransportErrorKind.PEER_LOST, f"peer {self._peer}: its process has ended, or has closed its transport"
-            )
+    def _lives(self) -> bool:
+        return self._ring.alive
 
     def _take(self, chunk: Chunk, slot: int) -> None:
         """Scatters a slot, whose ticket must be there afterwards, too."""

@@ -310,8 +310,9 @@ class NixlTransport:
         peer.proven = probe.proven = True
         probe.next_trial(self._clock())
         if probe.trials is not None and not probe.waiting and peer.staged is not None:
-            rates = Rates.of(probe.trials.cost(), *copying(self._clock), peer.staged.slot_bytes, peer.staged.mapped)
-            peer.choice = Choice(rates)
+            staged, helpers = peer.staged, self._agent.helpers(probe.peer)
+            costs = (probe.trials.cost(), *copying(self._clock))
+            peer.choice = Choice(Rates.of(*costs, staged.slot_bytes, staged.mapped, helpers))
 
     def _post_batch(self) -> bool:
         """Prepares some pieces, then posts them one right after the other: a copy drives everything else out of the

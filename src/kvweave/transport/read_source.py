@@ -41,16 +41,11 @@ class ReadSource(StagedSource):
         self._status_row = landing.free_status.pop()
         self._status_piece: Any = None
         self._looking = False
-        self._leaving = False
 
     @property
     def busy(self) -> bool:
         """See ``StagedSource``."""
         return self._looking or super().busy
-
-    def leave(self) -> None:
-        """See ``StagedSource``."""
-        self._leaving = True
 
     def settled(self) -> bool:
         """See ``StagedSource``."""

@@ -27,7 +27,9 @@ class SharedMemory:
     def __init__(self, nbytes: int) -> None:
         self.file = _sealed_file(nbytes)
         shared = self.file >= 0
-        self.memory: ByteArray = np.frombuffer(mmap.mmap(self.file, nbytes), np.uint8) if shared else large_pages(nbytes)
+        self.memory: ByteArray = (
+            np.frombuffer(mmap.mmap(self.file, nbytes), np.uint8) if shared else large_pages(nbytes)
+        )
         self.memory[:] = 0  # the pages are there before they are wanted
 
     def close(self) -> None:

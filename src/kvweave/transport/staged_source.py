@@ -73,6 +73,7 @@ class StagedSource(ABC):
         self._reads: deque[StagedRead] = deque()
         self._open: dict[int, Chunk] = {}
         self._given_back: deque[int] = deque()
+        self._leaving = False
         self._heard_at = 0.0
         self._avoid_until = 0.0
 
@@ -88,6 +89,7 @@ class StagedSource(ABC):
 
     def leave(self) -> None:
         """The peer is being forgotten: nothing is posted any more."""
+        self._leaving = True
 
     def settled(self) -> bool:
         """Whether the peer may be forgotten, or is not to be: nothing of it is being read any more."""
@@ -114,8 +116,11 @@ class StagedSource(ABC):
                     looks += 1
                 else:
                     break
-            if not steps:
-                self._require_life()
+            if not steps and not self._lives():
+                raise TransportError(
+                    TransportErrorKind.PEER_LOST,
+                    f"peer {self._peer}: its process has ended, or has closed its transport",
+                )
         except TransportError as error:
             self._fail(error, now)
 
@@ -134,8 +139,9 @@ class StagedSource(ABC):
     def _free(self, chunk: Chunk) -> None:
         """Gives up what the chunk holds here."""
 
-    def _require_life(self) -> None:
-        """Raises ``TransportError`` (PEER_LOST) when the source is gone, where nothing else would say so."""
+    def _lives(self) -> bool:
+        """Whether the source is there, as far as nothing else would say that it is not."""
+        return True
 
     def _waits(self) -> bool:
         """Whether nothing but the source's turn is waited for."""

@@ -128,7 +128,7 @@ class StagingRing:
         reader = self._readers.setdefault(name, _Reader())
         known = {wanted.ticket for wanted in reader.waiting} | self._held.keys()
         if len(reader.waiting) + len(tickets) > MOST_WAITING or not known.isdisjoint(tickets):
-            raise RemoteProtocolError(f"gather request: {len(reader.waiting)} of this reader wait, or a ticket is known")
+            raise RemoteProtocolError(f"gather request: {len(reader.waiting)} of this reader wait, or it is known")
         reader.waiting.extend(map(_Wanted, tickets, slots))
 
     def _refuse(self, ticket: int) -> None:

@@ -1,0 +1,104 @@
+"""Slots that lie in memory of both: what changes while it is scattered is gathered anew, and an end is seen at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.transport.ring_world import GUARD, PROBE, World
+
+from kvweave.transport.agent_data import PROBE_BYTES, RingPlace
+from kvweave.transport.base import ReadState
+from kvweave.transport.mapped_source import MappedSource, map_ring
+from kvweave.transport.shared_memory import MappedMemory
+from kvweave.transport.staged_read import MOST_ASKED
+from kvweave.transport.staging_ring import PROBE_AT, STATUS_BYTES
+
+
+class Watched(np.ndarray[Any, Any]):
+    """Memory that tells when a slot of it is about to be looked at."""
+
+    taken: Callable[[], None] = staticmethod(lambda: None)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice) and (place.start or 0) >= STATUS_BYTES:
+            self.taken()
+        return super().__getitem__(place).view(np.ndarray)
+
+
+def watched(world: World, taken: Callable[[], None]) -> None:
+    """From now on its source tells of every slot that it takes."""
+    memory = world.ring.memory.view(Watched)
+    memory.taken = taken
+    ring = MappedMemory(memory, os.pidfd_open(os.getpid()), PROBE, PROBE_AT)
+    world.source.end()
+    world.source = MappedSource("peer", world.ring.place, ring, world.agent, world.lose)
+
+
+@pytest.fixture
+def world() -> World:
+    return World(mapped=True)
+
+
+def test_a_slot_that_changed_while_it_was_scattered_is_gathered_anew(world: World) -> None:
+    """Its ticket is taken away and its bytes are another's, at every third slot."""
+    numbers = iter(range(10**6))
+
+    def steal() -> None:
+        if next(numbers) % 3 == 0:
+            world.ring.memory[:32] = 0
+            world.ring.memory[STATUS_BYTES:] = GUARD + 1
+
+    watched(world, steal)
+    rows = world.rows(500)
+    read = world.begin(rows)
+    for _ in range(400):
+        world.round()
+        world.now += 0.3  # what was stolen is reclaimed
+    world.finish_directly(read)
+    np.testing.assert_array_equal(world.target, world.expected(rows))
+
+
+def test_a_chunk_that_is_always_overtaken_is_read_directly_in_the_end(world: World) -> None:
+    asked = 0
+
+    def steal() -> None:
+        nonlocal asked
+        asked += 1
+        world.ring.memory[:32] = 0
+
+    watched(world, steal)
+    read = world.begin(world.rows(16))
+    while not read.waiting:
+        world.round()
+    assert asked == MOST_ASKED
+
+
+def test_the_end_of_its_transport_is_seen_at_once(world: World) -> None:
+    read = world.begin(world.rows(500))
+    world.round()
+    world.ring.close()
+    world.serving = False
+    while not world.lost:
+        world.round()
+    assert world.lost == ["peer"]
+    assert read.state is ReadState.FAILED and world.source.settled()
+
+
+def test_a_source_that_says_nothing_lives(world: World) -> None:
+    world.serving = False
+    world.begin(world.rows(500))
+    world.round()
+    assert not world.lost
+
+
+def test_only_the_ring_of_that_probe_is_mapped(world: World) -> None:
+    place = world.ring.place
+    assert map_ring(place, os.getpid(), PROBE) is not None
+    assert map_ring(place, os.getpid(), bytes(PROBE_BYTES)) is None
+    assert map_ring(RingPlace(place.address, place.num_slots, place.slot_bytes), os.getpid(), PROBE) is None
+    assert map_ring(RingPlace(place.address, 256, 64 << 20, place.file), os.getpid(), PROBE) is None
+    assert map_ring(RingPlace(place.address, place.num_slots, place.slot_bytes, 0), os.getpid(), PROBE) is None
