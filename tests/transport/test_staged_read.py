@@ -111,7 +111,7 @@ def test_what_is_asked_for_together_has_one_size_and_full_chunks_but_the_last() 
 
 def test_as_many_are_asked_for_together_as_runs_fit() -> None:
     dice = np.random.default_rng(0)
-    address = dice.permutation(4 * MOST_PIECES).astype(np.uint64) * np.uint64(64)
+    address = (1 + dice.permutation(4 * MOST_PIECES).astype(np.uint64)) * np.uint64(64)
     read = StagedRead("peer", ReadRows(address, address, np.full(len(address), 16, np.uint64)), 1 << 20, lambda: True)
     while read.unasked:
         assert sum(len(part.source.address) for part, _ in read.next_parts(8)) <= MOST_RUNS
