@@ -7,8 +7,11 @@ blocks of speculation.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -101,7 +104,7 @@ def _is_flat(tables: object) -> bool:
 
 def _ids(side: str, group: str, table: object) -> npt.NDArray[np.int64]:
     try:
-        ids = np.asarray(table)
+        ids = _whole_numbers(table)
     except ValueError:
         raise BlockTableError(
             f"{side} blocks, group {group}: rows of different lengths, wanted one dimension of whole numbers"
@@ -112,11 +115,19 @@ def _ids(side: str, group: str, table: object) -> npt.NDArray[np.int64]:
         raise BlockTableError(
             f"{side} blocks, group {group}: {ids.ndim} dimensions of {ids.dtype}, wanted one dimension of whole numbers"
         )
-    if int(ids.max()) > _LARGEST_ID:
+    if ids.dtype != np.int64 and int(ids.max()) > _LARGEST_ID:
         raise BlockTableError(f"{side} blocks, group {group}: block {ids.max()} is no id; give ids below num_blocks")
     ids = ids.astype(np.int64, copy=False)
     _check_distinct(side, group, ids)
     return ids
+
+
+def _whole_numbers(table: object) -> npt.NDArray[Any]:
+    """What numpy makes of a table; of whole numbers in a list or a tuple in a fourth of its time."""
+    if isinstance(table, list | tuple) and table and not isinstance(table[0], bool):
+        with suppress(TypeError, OverflowError):
+            return np.frombuffer(array("q", table), np.int64)
+    return np.asarray(table)
 
 
 def _check_distinct(side: str, group: str, ids: npt.NDArray[np.int64]) -> None:

@@ -103,13 +103,15 @@ class NixlAgent:
         """A piece that can be started."""
         target = _triples(rows.target_address, rows.nbytes, rows.target_device)
         source = _triples(rows.source_address, rows.nbytes, rows.source_device)
-        with _foreign_errors(f"reading from {peer}"):
+        try:
             return self._agent.initialize_xfer(
                 "READ",
                 self._agent.get_xfer_descs(target, rows.target_memory),
                 self._agent.get_xfer_descs(source, rows.source_memory),
                 peer,
             )
+        except _FOREIGN as error:
+            raise _ours(f"reading from {peer}", error) from error
 
     def start(self, piece: Any) -> None:
         """Posts a piece that is not under way; on shared memory this copies it."""
@@ -130,7 +132,7 @@ class NixlAgent:
 
     def release(self, piece: Any) -> None:
         """Gives up a piece; errors do not matter any more."""
-        with suppress(TransportError), _foreign_errors("releasing a read"):
+        with suppress(*_FOREIGN):
             self._agent.release_xfer_handle(piece)
 
     def close(self) -> None:
