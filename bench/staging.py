@@ -4,6 +4,7 @@ Two processes over NIXL on this machine: one has the cache of 61 layers, the oth
 pieces of 4 to 256 KB at random places on both sides, in one piece, and in the pieces of 256 bytes of which a head split
 consists where both sides keep tokens before heads. Each is read by NIXL piece by piece (direct), by the system's own
 copies of many pieces (copied), staged, and as the cost model chooses, in turns; the shortest time of several counts.
+With ``--elsewhere`` the source counts as one of another machine: the system copies nothing, and no ring is mapped.
 """
 
 from __future__ import annotations
@@ -109,12 +110,13 @@ def _head_split() -> Places:
 
 
 class Reader:
-    """The reading side, connected once for each way."""
+    """The reading side, connected once for each way; the source may count as one of another machine."""
 
-    def __init__(self, address: int, agent_data: bytes) -> None:
+    def __init__(self, address: int, agent_data: bytes, elsewhere: bool) -> None:
         self._address = address
         self._memory = np.full(LAYERS * LAYER_BYTES, 2, np.uint8)
-        self._transports = {way: transport_factory(way)(f"reader-{way}") for way in Way}
+        settings = {"same_host": False} if elsewhere else {}
+        self._transports = {way: transport_factory(way)(f"reader-{way}", **settings) for way in Way}
         self._peers = {}
         for way, transport in self._transports.items():
             transport.register([Region(self._memory.ctypes.data, self._memory.nbytes)])
@@ -155,13 +157,13 @@ def _serve(connection: Connection) -> None:
 
 
 @contextmanager
-def reader() -> Iterator[Reader]:
+def reader(elsewhere: bool = False) -> Iterator[Reader]:
     """A reader and its source."""
     processes = multiprocessing.get_context("spawn")
     ours, theirs = processes.Pipe()
     source = processes.Process(target=_serve, args=(theirs,), daemon=True)
     source.start()
-    made = Reader(*ours.recv())
+    made = Reader(*ours.recv(), elsewhere)
     try:
         yield made
     finally:
@@ -170,9 +172,11 @@ def reader() -> Iterator[Reader]:
         source.join()
 
 
-def measure(repeats: int = REPEATS, chosen: Iterable[Places] | None = None) -> Iterator[Figures]:
+def measure(
+    repeats: int = REPEATS, chosen: Iterable[Places] | None = None, elsewhere: bool = False
+) -> Iterator[Figures]:
     """The figures of the chosen kinds, all unless some are named."""
-    with reader() as made:
+    with reader(elsewhere) as made:
         ways = list(Way)
         for places in all_places() if chosen is None else chosen:
             times: dict[Way, list[float]] = {way: [] for way in ways}
@@ -199,10 +203,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.staging", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="times that each is read in each way")
+    parser.add_argument("--elsewhere", action="store_true", help="read as from another machine, by NIXL alone")
     arguments = parser.parse_args()
     progress = Console(stderr=True)
     figures = []
-    for one in measure(arguments.repeats):
+    for one in measure(arguments.repeats, elsewhere=arguments.elsewhere):
         progress.print(f"[dim]measured {one.pieces}[/dim]")
         figures.append(one)
     if arguments.json:

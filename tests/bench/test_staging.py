@@ -25,10 +25,11 @@ def test_pieces_lie_inside_the_memory_and_targets_apart(places: Places) -> None:
     assert (ends[:-1] <= places.target[order][1:]).all()
 
 
-def test_a_short_run_reads_every_way() -> None:
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_short_run_reads_every_way(elsewhere: bool) -> None:
     places = Places(
         "few", *(np.arange(300, dtype=np.uint64) * np.uint64(8192) for _ in range(2)), np.full(300, 4096, np.uint64)
     )
-    [found] = measure(1, [places])
+    [found] = measure(1, [places], elsewhere)
     assert min(found.direct, found.copied, found.staged, found.auto) > 0
     assert (found.rows, found.nbytes) == (300, 300 * 4096)

@@ -19,4 +19,4 @@ def test_every_size_stands_beside_the_incumbent(source: Source, tiny: Effort) ->
 
 def test_each_way_is_measured(source: Source, tiny: Effort) -> None:
     lines = {line.key for line in fragmented(source, tiny)}
-    assert {"fragmented.4k.staged", "fragmented.4k.choice"} <= lines
+    assert {"fragmented.4k.alone", "fragmented.4k.staged", "fragmented.4k.choice"} <= lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +94,13 @@ def test_a_source_that_says_nothing_lives(world: World) -> None:
     world.begin(world.rows(500))
     world.round()
     assert not world.lost
+
+
+def test_no_ring_is_mapped_where_writes_may_be_seen_in_another_order(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert map_ring(world.ring.place, os.getpid(), PROBE) is None
 
 
 def test_only_the_ring_of_that_probe_is_mapped(world: World) -> None:

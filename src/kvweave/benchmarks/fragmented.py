@@ -80,8 +80,10 @@ def _lines(case: _Case, seconds: Seconds) -> Iterator[Line]:
     values += [Value.speed(f"{way} way", case.nbytes, seconds[way]) for way in Way if way is not USUAL]
     values.append(Value.speed("NixlConnector's way", case.nbytes, seconds[Kind.INCUMBENT]))
     values.append(Value.speed("that without UCX threads", case.nbytes, seconds[Kind.SINGLE]))
-    ratio = median(seconds[Kind.INCUMBENT]) / median(seconds[USUAL])
-    yield Line(case.key, case.title, tuple(values), "speed by the incumbent's", ratio, LIMITS.get(case.piece_bytes))
+    limit = LIMITS.get(case.piece_bytes)
+    ratio, alone = (median(seconds[kind]) / median(seconds[USUAL]) for kind in (Kind.INCUMBENT, Kind.SINGLE))
+    yield Line(case.key, case.title, tuple(values), "speed by the incumbent's", ratio, limit)
+    yield Line(f"{case.key}.alone", "  beside its progress thread alone", (), "speed by that", alone, limit)
     yield from _choice(case, {way: median(seconds[way]) for way in Way})
 
 

@@ -28,8 +28,8 @@ _SETTINGS: Mapping[Way, Mapping[str, Any]] = {
 """What a transport of that way is given."""
 
 
-def transport_factory(way: Way) -> Callable[[str], Any]:
-    """Makes transports of that way from unique names."""
+def transport_factory(way: Way) -> Callable[..., Any]:
+    """Makes transports of that way from unique names, and whatever else ``NixlTransport`` takes."""
     from kvweave.transport.nixl import NixlTransport
 
     return partial(NixlTransport, **_SETTINGS[way])

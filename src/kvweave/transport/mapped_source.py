@@ -11,6 +11,8 @@ to each other but what is to be gathered.
 
 from __future__ import annotations
 
+import platform
+
 from kvweave.transport.agent_data import RingPlace
 from kvweave.transport.landing import NUM_REFUSED
 from kvweave.transport.rows import UInt64Array
@@ -19,9 +21,17 @@ from kvweave.transport.staged_read import Chunk
 from kvweave.transport.staged_source import Agent, Lost, StagedSource
 from kvweave.transport.staging_ring import PROBE_AT, STATUS_BYTES
 
+_ORDERED = ("x86_64", "AMD64")
+
 
 def map_ring(place: RingPlace, process: int, probe: bytes) -> MappedMemory | None:
-    """The ring of a transport of that process, if it is on this machine and may be mapped."""
+    """The ring of a transport of that process, if it is on this machine and may be mapped.
+
+    Only where a processor sees what another one writes in the order of writing: a ticket must not be seen before its
+    bytes. Elsewhere slots are read by the system or by NIXL, which see to that.
+    """
+    if platform.machine() not in _ORDERED:
+        return None
     nbytes = STATUS_BYTES + place.num_slots * place.slot_bytes
     return MappedMemory.of(process, place.file, nbytes, probe, PROBE_AT)
 
