@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from tests.transport.ring_world import GUARD, PROBE, World
 
 from kvweave.transport.agent_data import PROBE_BYTES, RingPlace
 from kvweave.transport.base import ReadState
+from kvweave.transport.gather_request import NO_RUNS, GatherRequest, runs_of
 from kvweave.transport.mapped_source import MappedSource, map_ring
 from kvweave.transport.shared_memory import MappedMemory
 from kvweave.transport.staged_read import MOST_ASKED
+from kvweave.transport.staged_source import PATIENCE_SECONDS
 from kvweave.transport.staging_ring import PROBE_AT, STATUS_BYTES
 
 
@@ -76,6 +79,86 @@ def test_a_chunk_that_is_always_overtaken_is_read_directly_in_the_end(world: Wor
     while not read.waiting:
         world.round()
     assert asked == MOST_ASKED
+
+
+def forged(world: World, ticket: int) -> bytes:
+    """A request for pieces that the reader does not want."""
+    address = np.full(16, world.memory.ctypes.data, np.uint64)
+    return GatherRequest(ticket, 256, next(runs_of(address, [0]))).encode()
+
+
+def visible(world: World) -> list[int]:
+    return world.ring.memory[: 8 * world.slots].view(np.uint64).tolist()
+
+
+def test_nobody_else_can_have_his_pieces_scattered_under_tickets_that_are_seen() -> None:
+    world = World(mapped=True, slots=16)
+    rows = world.rows(200)
+    read = world.begin(rows)
+    world.source.advance(0.0)
+    world.ring.serve({"reader": list(world.agent.messages)}, world.regions, 0.0)
+    world.agent.messages.clear()
+    seen = max(visible(world))
+    world.ring.serve({"other": [forged(world, seen + number) for number in range(4)]}, world.regions, 0.0)
+    world.finish(read)
+    assert read.state is ReadState.DONE
+    np.testing.assert_array_equal(world.target, world.expected(rows))
+
+
+def test_a_slot_that_was_another_ones_meanwhile_is_not_believed_again(world: World) -> None:
+    """Others take the slot back while it is scattered, and ask for theirs under what was seen in it."""
+    serves = iter([True])
+
+    def others() -> None:
+        if not next(serves, False):
+            return
+        [seen], later = [number for number in visible(world) if number], world.now + 1.1
+        asked = [("B", 1), ("B", 2), ("C", 3), ("C", 4)]
+        for name, ticket in asked:
+            world.ring.serve({name: [forged(world, ticket)]}, world.regions, later)
+        given_back = GatherRequest(0, 0, NO_RUNS, (3, 4)).encode()
+        world.ring.serve({"C": [given_back, forged(world, seen)]}, world.regions, later)
+
+    watched(world, others)
+    rows = world.rows(16)
+    read = world.begin(rows)
+    for _ in range(50):
+        world.round()
+        world.now += 0.05
+        world.finish_directly(read) if read.waiting else None
+    assert read.state is ReadState.DONE
+    np.testing.assert_array_equal(world.target, world.expected(rows))
+
+
+def test_slots_that_are_ready_are_taken_however_late_their_reader_looks() -> None:
+    world = World(mapped=True, slots=16)
+    read = world.begin(world.rows(100))
+    world.source.advance(0.0)
+    served = {"reader": list(world.agent.messages)}
+    while world.ring.serve(served, world.regions, 0.0):
+        served = {}
+    world.source.advance(1.2 * PATIENCE_SECONDS)
+    assert not read.waiting and world.source.usable(1.2 * PATIENCE_SECONDS)
+
+
+def mappings(world: World) -> int:
+    """How often this process has rings mapped."""
+    return Path("/proc/self/maps").read_text().count("memfd:kvweave")
+
+
+def test_a_ring_is_mapped_no_longer_than_its_source_is_known(world: World) -> None:
+    """Whoever keeps a handle of a read that failed keeps no memory."""
+    before = mappings(world)
+    ring = map_ring(world.ring.place, os.getpid(), PROBE)
+    assert ring is not None and mappings(world) == before + 1
+    source = MappedSource("peer", world.ring.place, ring, world.agent, lambda peer, error: source.leave())
+    read = source.begin(world.rows(100))
+    del ring
+    world.agent.lost = True
+    source.advance(0.0)
+    source.end()
+    assert mappings(world) == before
+    assert not read.waiting
 
 
 def test_the_end_of_its_transport_is_seen_at_once(world: World) -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +52,54 @@ def test_a_token_that_is_gone_says_that_nobody_shares_it_any_more(shared: Shared
     shared.memory[TOKEN_AT] = 0
     assert not found.alive
     found.close()
+
+
+def test_a_file_that_is_something_else_is_not_even_opened(shared: SharedMemory, tmp_path: Path) -> None:
+    """Opening would end this process: it holds a lease, and whoever breaks it has SIGIO sent."""
+    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.fcntl(f, fcntl.F_SETLEASE, fcntl.F_WRLCK)"
+    code += "; print(f.fileno(), flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "file")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert mapped(int(other.stdout.readline()), process=other.pid) is None
+        other.communicate(timeout=20)
+    assert other.returncode == 0
+
+
+def test_where_files_may_not_be_so_large_memory_is_not_shared() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        made = SharedMemory(NBYTES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert made.file == -1 and made.memory.nbytes == NBYTES and not made.memory.any()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_closing_twice_closes_nobody_elses_file(shared: SharedMemory) -> None:
+    found = mapped(shared.file)
+    assert found is not None
+    for closed in (found, shared):
+        closed.close()
+        other = os.open("/dev/null", os.O_RDONLY)
+        closed.close()
+        os.fstat(other)
+        os.close(other)
+
+
+def test_what_is_forgotten_leaves_no_file_open() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    made = SharedMemory(NBYTES)
+    made.memory[TOKEN_AT : TOKEN_AT + len(TOKEN)] = np.frombuffer(TOKEN, np.uint8)
+    found = mapped(made.file)
+    assert found is not None
+    del made, found
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_what_is_closed_is_mapped_no_more(shared: SharedMemory) -> None:

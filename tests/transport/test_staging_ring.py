@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from kvweave.core.layout import Region
-from kvweave.transport.gather_request import NO_RUNS, GatherRequest, runs_of
+from kvweave.transport.gather_request import NO_RUNS, GatherRequest, Runs, runs_of, shown
 from kvweave.transport.landing import NUM_REFUSED
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.staging_ring import (
@@ -17,12 +18,15 @@ from kvweave.transport.staging_ring import (
     MOST_QUEUED,
     MOST_READERS,
     MOST_WAITING,
+    PROBE_AT,
     RECLAIM_SECONDS,
     STATUS_BYTES,
     StagingRing,
 )
 
 SLOTS, SLOT_BYTES = 4, 1024
+TICKETS = {0: 0} | {shown(ticket): ticket for ticket in range(1, 5000)}
+"""By what is shown of them."""
 
 
 @dataclass
@@ -49,12 +53,12 @@ class Source:
 
     @property
     def tickets(self) -> list[int]:
-        return self.ring.memory[: 8 * SLOTS].view(np.uint64).tolist()
+        return [TICKETS[number] for number in self.ring.memory[: 8 * SLOTS].view(np.uint64).tolist()]
 
     @property
     def refused(self) -> set[int]:
         words = self.ring.memory[8 * SLOTS : 8 * (SLOTS + NUM_REFUSED)].view(np.uint64)
-        return set(words.tolist()) - {0}
+        return {TICKETS[number] for number in words.tolist()} - {0}
 
     def slot_of(self, ticket: int) -> np.ndarray:
         start = STATUS_BYTES + self.tickets.index(ticket) * SLOT_BYTES
@@ -223,3 +227,54 @@ def test_tickets_of_another_message_are_not_given_twice(source: Source) -> None:
     source.ask("reader", 6)
     source.serve(other=[message_of_slots(source, 5, 2)])
     assert set(source.tickets) == {0, 6} and source.ring.counts["refused"] == 2
+
+
+def test_what_is_shown_of_a_ticket_cannot_be_asked_for(source: Source) -> None:
+    """Nor those that follow: whoever could would have another reader take his bytes for its own."""
+    source.ask("reader", 5)
+    words = source.ring.memory[: 8 * SLOTS].view(np.uint64)
+    [seen] = words[words != 0].tolist()
+    source.ask("other", seen)
+    assert (words == seen).sum() == 1 and {5, 6}.isdisjoint(words.tolist())
+
+
+def test_no_ticket_waits_twice_and_no_slot_is_lost(source: Source) -> None:
+    for ticket in range(1, 20):
+        asked = {name: [source.message(ticket, 0)] for name in ("first", "second")}
+        source.serve(**asked)
+        assert source.tickets.count(ticket) == 1
+        source.serve(**{name: [source.message(0, given_back=(ticket,))] for name in asked})
+    source.ask("first", 100, 101)
+    source.ask("second", 102, 103)
+    assert sorted(source.tickets) == [100, 101, 102, 103]
+
+
+def test_what_may_not_wait_is_refused_before_its_pieces_are_looked_at(source: Source) -> None:
+    """A flood costs its reading and no more: these would be refused for their pieces, too."""
+    source.ask("reader", *range(1, 1 + MOST_WAITING))
+    source.ask("reader", *range(100, 100 + SLOTS // 2))
+    nowhere = Runs(np.full(1, 2**63, np.uint64), np.full(1, 8, np.uint32), np.full(1, 64, np.uint32))
+    looked: list[int] = []
+
+    class Watched(RegionTable):
+        def first_outside(self, *arguments: object, **named: object) -> int | None:
+            looked.append(1)
+            return super().first_outside(*arguments, **named)
+
+    source.regions = Watched(source.regions.records)
+    source.serve(reader=[GatherRequest(4000, 8, nowhere).encode()])
+    assert not looked and 4000 in source.refused
+    source.serve(other=[GatherRequest(4001, 8, nowhere).encode()])
+    assert looked and 4001 in source.refused
+
+
+def test_a_process_that_was_forked_does_not_close_its_parents_ring() -> None:
+    ring = StagingRing(b"0123456789abcdef", SLOTS, SLOT_BYTES)
+    child = os.fork()
+    if not child:
+        ring.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert ring.memory[PROBE_AT:STATUS_BYTES].tobytes() == b"0123456789abcdef"
+    ring.close()
+    assert not ring.memory[PROBE_AT:STATUS_BYTES].any()

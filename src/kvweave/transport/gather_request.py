@@ -8,11 +8,12 @@ Little endian::
 A run is some pieces ``stride`` bytes apart, so a block whose tokens are cut by a head split is one run; where there are
 as many pieces as runs, strides and pieces are left out. All pieces of a request have one size. They fill one slot after
 another; the first is asked for under this ticket, the others under those that follow. A ticket is a random number that
-is used once; 0 asks for nothing.
+is used once; 0 asks for nothing. What everybody may see of it is ``shown``, and nobody can ask under what he saw.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -121,7 +122,7 @@ class GatherRequest:
         if len(message) < _HEAD.size or not message.startswith(_MAGIC):
             raise RemoteProtocolError(f"gather request: {len(message)} bytes starting with {message[:8]!r} are none")
         _, given_back, runs, pieces, piece_bytes, slot_pieces, ticket = _HEAD.unpack_from(message)
-        if given_back > MOST_GIVEN_BACK or not runs <= MOST_RUNS or not 0 < slot_pieces <= MOST_PIECES:
+        if given_back > MOST_GIVEN_BACK or runs > MOST_RUNS or not 0 < slot_pieces <= MOST_PIECES:
             raise RemoteProtocolError(
                 f"gather request: {given_back} tickets, {runs} runs and {slot_pieces} pieces of a slot; at most "
                 f"{MOST_GIVEN_BACK} tickets, {MOST_RUNS} runs and {MOST_PIECES} pieces of a slot can be"
@@ -165,6 +166,12 @@ class GatherRequest:
         pieces = Pieces(address, self.piece_bytes)
         starts = range(0, count, self.slot_pieces)
         return [pieces.take(start, min(start + self.slot_pieces, count)) for start in starts]
+
+
+def shown(ticket: int) -> int:
+    """What the source shows of a ticket, which only its reader knows; never 0."""
+    digest = hashlib.blake2b(ticket.to_bytes(8, "little"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
 
 
 def _inside(regions: RegionTable, address: UInt64Array, nbytes: UInt64Array) -> bool:

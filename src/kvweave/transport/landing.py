@@ -1,4 +1,4 @@
-"""Memory for staged reads: large pages for both sides, and where slots of peers' rings land at the reader.
+"""Memory for staged reads: large pages, and where slots of peers' rings land at the reader.
 
 The landing is status rows, one per peer with a ring, a few slots that all peers share, and one for trials, whose bytes
 nobody looks at. What is free last is used next, because it is still in the processor's cache.

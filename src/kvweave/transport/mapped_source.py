@@ -47,42 +47,34 @@ class MappedSource(StagedSource):
         self._status: UInt64Array = ring.memory[: 8 * (place.num_slots + NUM_REFUSED)].view("u8")
 
     def end(self) -> None:
-        """See ``StagedSource``."""
+        """See ``StagedSource``. The ring is mapped no more, whoever still has reads of it."""
         super().end()
         self._ring.close()
+        del self._ring, self._status
 
     def _step(self, now: float) -> bool:
         self._forget_unwanted()
-        self._mind_patience(now)
         asked = self._ask(now)
         status = self._status.tolist()
         for chunk in tuple(self._open.values()):
-            if chunk.ticket not in status:
+            if chunk.shown not in status:
                 continue
             self._heard_at = now
-            slot = status.index(chunk.ticket)
+            slot = status.index(chunk.shown)
             if slot < self.place.num_slots:
                 self._take(chunk, slot)
                 return True
             self._take_back(chunk)
+        self._mind_patience(now)
         return asked
 
     def _lives(self) -> bool:
         return self._ring.alive
 
     def _take(self, chunk: Chunk, slot: int) -> None:
-        """Scatters a slot, whose ticket must be there afterwards, too."""
+        """Scatters a slot, which must still be the chunk's afterwards."""
         start = STATUS_BYTES + slot * self.place.slot_bytes
         chunk.part.target.scatter(self._ring.memory[start : start + chunk.part.target.nbytes])
-        if self._status[slot] != chunk.ticket:
+        if self._status[slot] != chunk.shown:
             self._overtaken(chunk)
         self._close(chunk)
-
-    def _forget_unwanted(self) -> None:
-        for chunk in tuple(self._open.values()):
-            if not chunk.read.wanted:
-                self._close(chunk)
-        self._forget_reads()
-
-    def _free(self, chunk: Chunk) -> None:
-        """It holds nothing here."""

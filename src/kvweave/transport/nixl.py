@@ -1,5 +1,6 @@
 """The NIXL transport: real reads over UCX (RDMA, shared memory, TCP). Its calls are in ``nixl_agent``; from peers on
-this machine, once NIXL has proved the connection, the system's own copies are taken (``host_agent``).
+this machine, once NIXL has proved the connection, the system's own copies are taken (``host_agent``), or slots of
+their rings where they lie (``mapped_source``).
 
 A read is cut into posts of at most 8 MB or 2,000 rows, because posting *is* the copy on shared memory, in the calling
 thread; each ``progress()`` posts a few of them, of one read after the other, so that nothing waits long behind a big
@@ -72,8 +73,8 @@ class NixlTransport:
     """A ``Transport`` over NIXL. ``name`` must be unique among all engines, and new with every restart.
 
     ``staging`` says which reads the source gathers: what the cost model says (``auto``), ``always``, or ``never``;
-    raises ``ConfigurationError`` for anything else. ``same_host`` says whether peers of this machine are read by the
-    system's own copies. ``clock`` measures durations.
+    raises ``ConfigurationError`` for anything else. ``same_host`` says whether the system's own
+    copies are taken from peers of this machine, and their rings are mapped. ``clock`` measures durations.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class NixlTransport:
         handle.cancel(TransportError(TransportErrorKind.CANCELLED, f"read from {handle.peer}: cancelled by its caller"))
 
     def progress(self) -> int:
-        """See ``Transport``. Takes about as long as copying ``ROUND_BATCHES`` batches."""
+        """See ``Transport``. Takes about as long as copying ``ROUND_BATCHES`` batches and ``MOST_GATHERS`` slots."""
         if self._closed:
             return 0
         self._serve()

@@ -62,6 +62,8 @@ class ReadSource(StagedSource):
 
     def end(self) -> None:
         """See ``StagedSource``."""
+        for chunk in self._open.values():
+            self._free(chunk)
         super().end()
         for piece in self._prepared.values():
             self._agent.release(piece)
@@ -106,10 +108,10 @@ class ReadSource(StagedSource):
                 self._heard_at = now
                 if self._is_confirmed(chunk, tickets[chunk.slot]):
                     self._confirmed.append(chunk)
-            elif chunk.piece is None and chunk.ticket in tickets:
-                chunk.slot = tickets.index(chunk.ticket)
+            elif chunk.piece is None and chunk.shown in tickets:
+                chunk.slot = tickets.index(chunk.shown)
                 ready.append(chunk)
-            elif chunk.piece is None and chunk.ticket in refused:
+            elif chunk.piece is None and chunk.shown in refused:
                 self._take_back(chunk)
         if ready:
             self._heard_at = now
@@ -120,7 +122,7 @@ class ReadSource(StagedSource):
         if not chunk.read.wanted:
             return False
         self._give_back(chunk)
-        if ticket == chunk.ticket:
+        if ticket == chunk.shown:
             return True
         self._overtaken(chunk)
         self._settle(chunk)
@@ -179,12 +181,12 @@ class ReadSource(StagedSource):
             chunk.read.under_way -= not chunk.under_way
         return not chunk.under_way
 
-    def _forget_unwanted(self) -> None:
-        """Drops what belongs to doomed reads, once nothing of it is under way, and reads that ask for no more."""
-        for chunk in tuple(self._open.values()):
-            if not chunk.read.wanted and (chunk.piece is None or self._is_read(chunk)):
-                self._close(chunk)
-        self._forget_reads()
+    def _may_close(self, chunk: Chunk) -> bool:
+        return chunk.piece is None or self._is_read(chunk)
+
+    def _settle(self, chunk: Chunk) -> None:
+        self._free(chunk)
+        super()._settle(chunk)
 
     def _free(self, chunk: Chunk) -> None:
         if chunk.landing >= 0:

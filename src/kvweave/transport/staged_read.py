@@ -3,6 +3,7 @@
 ::
 
     unasked --ask--> asked --its slot is ready--> landing --its ticket is still there--> scattered
+                       |                             |                  (mapped: scattered, then looked at)
                        |                             |
                        +-- refused, or too late      +-- the ticket is gone: asked again, a few times
                        v
@@ -29,7 +30,6 @@ from kvweave.transport.rows import ReadRows, split_into_posts
 
 MOST_ASKED = 4
 """How often one chunk is asked for before it is read directly."""
-
 
 _ROWS_TOGETHER = 32_768
 
@@ -147,6 +147,7 @@ class Chunk:
     read: StagedRead
     part: Part
     ticket: int
+    shown: int
     times_asked: int
     slot: int = -1
     landing: int = -1

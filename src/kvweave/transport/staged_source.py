@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.agent_data import RingPlace
-from kvweave.transport.gather_request import MOST_GIVEN_BACK, MOST_SLOTS, NO_RUNS, GatherRequest, Runs
+from kvweave.transport.gather_request import MOST_GIVEN_BACK, MOST_SLOTS, NO_RUNS, GatherRequest, Runs, shown
 from kvweave.transport.landing import SLOT_BYTES
 from kvweave.transport.rows import ReadRows
 from kvweave.transport.staged_read import MOST_ASKED, Chunk, StagedRead
@@ -126,8 +126,6 @@ class StagedSource(ABC):
 
     def end(self) -> None:
         """Gives up what it holds, once nothing of it is under way."""
-        for chunk in self._open.values():
-            self._free(chunk)
         self._open.clear()
         self._reads.clear()
 
@@ -135,13 +133,13 @@ class StagedSource(ABC):
     def _step(self, now: float) -> bool:
         """Looks, asks, and takes what is there; whether the next step may do more at once."""
 
-    @abstractmethod
-    def _free(self, chunk: Chunk) -> None:
-        """Gives up what the chunk holds here."""
-
     def _lives(self) -> bool:
         """Whether the source is there, as far as nothing else would say that it is not."""
         return True
+
+    def _may_close(self, chunk: Chunk) -> bool:
+        """Whether nothing of the chunk is under way."""
+        return not chunk.under_way
 
     def _waits(self) -> bool:
         """Whether nothing but the source's turn is waited for."""
@@ -173,7 +171,7 @@ class StagedSource(ABC):
         asked = read.next_parts(min(MOST_SLOTS, self._window - len(self._open)))
         first = secrets.randbits(63) + 1
         for ticket, (part, times_asked) in enumerate(asked, first):
-            self._open[ticket] = Chunk(read, part, ticket, times_asked + 1)
+            self._open[ticket] = Chunk(read, part, ticket, shown(ticket), times_asked + 1)
         read.open += len(asked)
         pieces = asked[0][0].target
         self._send(first, pieces.size, Runs.joined([part.source for part, _ in asked]), pieces.count)
@@ -183,8 +181,11 @@ class StagedSource(ABC):
         request = GatherRequest(ticket, piece_bytes, runs, tuple(given_back), slot_pieces)
         self._agent.notify(self._peer, request.encode())
 
-    def _forget_reads(self) -> None:
-        """Drops reads that are doomed, or ask for no more."""
+    def _forget_unwanted(self) -> None:
+        """Drops what belongs to doomed reads, once nothing of it is under way, and reads that ask for no more."""
+        for chunk in tuple(self._open.values()):
+            if not chunk.read.wanted and self._may_close(chunk):
+                self._close(chunk)
         self._reads = deque(read for read in self._reads if read.wanted and (read.unasked or read.open))
 
     def _take_back(self, chunk: Chunk) -> None:
@@ -213,7 +214,6 @@ class StagedSource(ABC):
 
     def _settle(self, chunk: Chunk) -> None:
         """Nothing of the chunk is left here."""
-        self._free(chunk)
         if chunk.read.wanted:
             chunk.read.open -= 1
         chunk.read.end_if_over()

@@ -5,9 +5,10 @@
     ring   status page                                            slot 0   slot 1 ...
            [ticket of slot 0, of slot 1 ... | refused ... | probe]  [bytes]  [bytes]
 
-A slot's ticket is written when its bytes are there, and taken away before it is filled anew. So a reader that finds
-its ticket both before and after it has read the slot has the right bytes, whatever else happens here: a ticket is used
-once. Readers on this machine may map the ring; the probe tells them whose it is, and that it is still served.
+What is shown of a slot's ticket is written when its bytes are there, and taken away before it is filled anew. So a
+reader that finds it both before and after it has read the slot has the right bytes, whatever else happens here: a
+ticket is used once, and nobody else can ask under it. Readers on this machine may map the ring; the probe tells them
+whose it is, and that it is still served.
 All else is for liveness. Readers wait in a queue each and are served in turn; one may hold half of the slots; a slot
 that nobody gave back is taken when it is needed and has been ready for ``RECLAIM_SECONDS``.
 """
@@ -22,7 +23,7 @@ import numpy as np
 
 from kvweave.errors import RemoteProtocolError
 from kvweave.transport.agent_data import PROBE_BYTES, RingPlace
-from kvweave.transport.gather_request import GatherRequest
+from kvweave.transport.gather_request import GatherRequest, shown
 from kvweave.transport.landing import NUM_REFUSED, SLOT_BYTES
 from kvweave.transport.pieces import Pieces
 from kvweave.transport.regions import RegionTable
@@ -99,8 +100,9 @@ class StagingRing:
         return served
 
     def close(self) -> None:
-        """Nobody is served any more."""
-        self._probe[:] = 0
+        """Nobody is served any more; a process that was forked from this one says nothing about it."""
+        if self._shared.owned:
+            self._probe[:] = 0
         self._shared.close()
 
     def attended(self, now: float) -> bool:
@@ -108,33 +110,35 @@ class StagingRing:
         return now - self._served_at < ATTENDED_SECONDS
 
     def _take(self, name: str, message: bytes, regions: RegionTable) -> None:
-        tickets = range(1)
+        tickets = range(1)  # what is malformed has ticket 0
         try:
             request = GatherRequest.decode(message)
             for given_back in request.given_back:
                 self._give_back(name, given_back)
             if request.ticket:
                 tickets = request.tickets or range(request.ticket, request.ticket + 1)
-                self._queue(name, tickets, request.slots(regions, self.place.slot_bytes))
+                self._require_room(name, tickets)
+                slots = request.slots(regions, self.place.slot_bytes)
+                self._readers.setdefault(name, _Reader()).waiting.extend(map(_Wanted, tickets, slots))
         except RemoteProtocolError:
             for ticket in tickets:
                 self._refuse(ticket)
 
-    def _queue(self, name: str, tickets: range, slots: Sequence[Pieces]) -> None:
+    def _require_room(self, name: str, tickets: range) -> None:
+        """Raises ``RemoteProtocolError`` when so many more may not wait, or a ticket is known."""
         if name not in self._readers and len(self._readers) >= MOST_READERS:
             raise RemoteProtocolError(f"gather request: more than {MOST_READERS} readers")
-        if sum(len(reader.waiting) for reader in self._readers.values()) + len(tickets) > MOST_QUEUED:
-            raise RemoteProtocolError(f"gather request: {MOST_QUEUED} of all readers wait")
-        reader = self._readers.setdefault(name, _Reader())
-        known = {wanted.ticket for wanted in reader.waiting} | self._held.keys()
-        if len(reader.waiting) + len(tickets) > MOST_WAITING or not known.isdisjoint(tickets):
-            raise RemoteProtocolError(f"gather request: {len(reader.waiting)} of this reader wait, or it is known")
-        reader.waiting.extend(map(_Wanted, tickets, slots))
+        own = len(self._readers[name].waiting) if name in self._readers else 0
+        waiting = {wanted.ticket for reader in self._readers.values() for wanted in reader.waiting}
+        if own + len(tickets) > MOST_WAITING or len(waiting) + len(tickets) > MOST_QUEUED:
+            raise RemoteProtocolError(f"gather request: {own} of this reader and {len(waiting)} of all readers wait")
+        if not (waiting | self._held.keys()).isdisjoint(tickets):
+            raise RemoteProtocolError("gather request: its ticket is known")
 
     def _refuse(self, ticket: int) -> None:
         self.counts["refused" if ticket else "malformed"] += 1
         if ticket and ticket not in self._held:
-            self._refused[self.counts["refused"] % NUM_REFUSED] = ticket
+            self._refused[self.counts["refused"] % NUM_REFUSED] = shown(ticket)
 
     def _give_back(self, name: str, ticket: int) -> None:
         """The reader needs the ticket no more, whether it was served or still waits."""
@@ -158,7 +162,7 @@ class StagingRing:
         slot.ticket, slot.reader, slot.ready_at = wanted.ticket, name, now
         self._held[wanted.ticket] = slot
         reader.held += 1
-        self._tickets[slot.number] = wanted.ticket
+        self._tickets[slot.number] = shown(wanted.ticket)
         self._served_at = now
         self.counts["gathered"] += 1
         return True
