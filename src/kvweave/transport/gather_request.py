@@ -28,9 +28,9 @@ from kvweave.transport.rows import UInt64Array
 
 UInt32Array = npt.NDArray[np.uint32]
 
-MOST_PIECES = 4_096
+MOST_PIECES = 8_192
 """Of one slot."""
-MOST_RUNS = 4_096
+MOST_RUNS = 8_192
 MOST_SLOTS = 8
 MOST_GIVEN_BACK = 64
 

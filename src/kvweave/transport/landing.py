@@ -21,7 +21,7 @@ NUM_REFUSED = 16
 NUM_LANDINGS = 4
 MOST_STATUS_ROWS = 64
 _LARGE_PAGE_BYTES = 2 << 20
-_CHUNKS = 32
+_CHUNKS = 16
 
 
 def chunk_bytes(nbytes: int, slot_bytes: int) -> int:
