@@ -37,7 +37,7 @@ def map_ring(place: RingPlace, process: int, probe: bytes) -> MappedMemory | Non
 
 
 class MappedSource(StagedSource):
-    """A ring that lies in ``mapped``."""
+    """A ring that this process has mapped as ``ring``."""
 
     mapped = True
 
