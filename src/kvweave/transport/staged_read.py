@@ -31,7 +31,8 @@ from kvweave.transport.rows import ReadRows, split_into_posts
 MOST_ASKED = 4
 """How often one chunk is asked for before it is read directly."""
 
-_ROWS_TOGETHER = 32_768
+_LEAST_TOGETHER, _MOST_TOGETHER = 4_096, 32_768
+"""Rows that are looked at together: few at first, because the source waits for them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,9 +127,11 @@ def _parts(rows: ReadRows, most_bytes: int) -> Iterator[Part]:
         small = 0 if start else min(stop, max(1, min(count, LEAST_CHUNK_BYTES // size)))
         if small:
             yield from _parts_of_one_size(rows, start, start + small, small)
-        together = count * max(1, _ROWS_TOGETHER // count)
-        for first in range(start + small, stop, together):
-            yield from _parts_of_one_size(rows, first, min(first + together, stop), count)
+        first, together = start + small, _LEAST_TOGETHER
+        while first < stop:
+            last = min(first + count * max(1, together // count), stop)
+            yield from _parts_of_one_size(rows, first, last, count)
+            first, together = last, min(2 * together, _MOST_TOGETHER)
 
 
 def _parts_of_one_size(rows: ReadRows, start: int, stop: int, count: int) -> Iterator[Part]:
