@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import resource
@@ -70,7 +71,7 @@ def test_a_file_that_is_something_else_is_not_even_opened(shared: SharedMemory, 
 def test_where_files_may_not_be_so_large_memory_is_not_shared() -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
         made = SharedMemory(NBYTES)
@@ -78,7 +79,7 @@ def test_where_files_may_not_be_so_large_memory_is_not_shared() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert made.file == -1 and made.memory.nbytes == NBYTES and not made.memory.any()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_files() == before
 
 
 def test_closing_twice_closes_nobody_elses_file(shared: SharedMemory) -> None:
@@ -93,13 +94,13 @@ def test_closing_twice_closes_nobody_elses_file(shared: SharedMemory) -> None:
 
 
 def test_what_is_forgotten_leaves_no_file_open() -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     made = SharedMemory(NBYTES)
     made.memory[TOKEN_AT : TOKEN_AT + len(TOKEN)] = np.frombuffer(TOKEN, np.uint8)
     found = mapped(made.file)
     assert found is not None
     del made, found
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_files() == before
 
 
 def test_what_is_closed_is_mapped_no_more(shared: SharedMemory) -> None:
@@ -128,6 +129,11 @@ def test_processes_that_are_not_there_share_nothing(shared: SharedMemory, proces
 
 def test_more_than_is_shared_is_not_mapped(shared: SharedMemory) -> None:
     assert mapped(shared.file, nbytes=2 * NBYTES) is None
+
+
+def open_files() -> int:
+    gc.collect()  # what earlier tests left
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def share(connection: Connection) -> None:
