@@ -13,6 +13,24 @@ RESULT = ROOT / "bench" / "results" / "speed.json"
 """The run whose figures the documents show."""
 PICTURES = (ROOT / "docs" / "images" / "speed.svg", ROOT / "docs" / "images" / "speed.png")
 HEAD = ("| measured | median | ratio | limit | |", "| --- | --- | --- | --- | --- |")
+_SHARE = "as a share of copying those bytes"
+_PLANNING = (
+    ("plan one decode rank, tp 16 to 4", "plan, one decode rank, tp 16 -> 4", ""),
+    ("plan all ranks, tp 64 to 64", "plan, all ranks, tp 64 -> 64", ""),
+    (
+        "rows of the request, contiguous blocks", "rows of 128k tokens, contiguous",
+        ", 61 rows, one a layer whatever the tokens",
+    ),
+    (
+        "rows of the request, blocks in random order", "rows of 128k tokens, fragmented",
+        ", at most 124,928 rows; {} of the time that copying the bytes takes",
+    ),
+    (
+        "vLLM's ids for it (into rows that it prepared for every block at handshake)",
+        "vLLM's ids for the same request", "",
+    ),
+)  # fmt: skip
+"""Rows of the README: what they say, the figure of planning, and what stands behind it."""
 _VERDICTS = {True: "holds", False: "**does not hold**", None: ""}
 
 
@@ -38,20 +56,27 @@ def shown(value: Mapping[str, Any]) -> str:
 
 def readme_rows(document: Mapping[str, Any]) -> Iterator[str]:
     """The few rows that the README's figures have of it."""
+    planning = {figure["name"].strip(): figure for figure in document["planning"]}
+    for title, name, more in _PLANNING:
+        yield f"| {title} | {_short(planning[name])}{more and more.format(_short(planning[_SHARE]))} |"
     values = {line["key"]: [shown(value) for value in line["values"]] for line in document["lines"]}
     ours, raw, copy = values["contiguous"]
-    yield f"| 256 MB in one piece a layer, from the call to the delivery | {ours}; raw NIXL {raw}, memcpy {copy} |"
+    yield f"| 269 MB in one piece a layer, from the call to the delivery | {ours}; raw NIXL {raw}, memcpy {copy} |"
     ours, *_, theirs, single = values["fragmented.4k"]
-    yield f"| pieces of 4 KB in random order | {ours}; NixlConnector's way {theirs}, on one core {single} |"
+    yield f"| pieces of 4 KB in random order | {ours}; NixlConnector's way {theirs}, without UCX threads {single} |"
     ours, theirs = values["handshake.time"]
     yield f"| handshake with 64 ranks outside NIXL | {ours}; NixlConnector's lists of one of them {theirs} |"
+
+
+def _short(figure: Mapping[str, Any]) -> str:
+    return f"{figure['value']:.2g} {figure['unit']}"
 
 
 def keep(document: Mapping[str, Any]) -> None:
     """Keeps a run, and writes its rows into docs/speed.md and the README in the place of those that are there."""
     RESULT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     _replace(ROOT / "docs" / "speed.md", re.escape(HEAD[0]) + r"\n(\|.*\n)+", [*HEAD, *rows(document)])
-    _replace(ROOT / "README.md", r"\| 256 MB in one piece.*\n(\|.*\n)+", readme_rows(document))
+    _replace(ROOT / "README.md", r"\| plan one decode rank.*\n(\|.*\n)+", readme_rows(document))
 
 
 def _replace(file: Path, pattern: str, lines: Iterable[str]) -> None:

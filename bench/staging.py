@@ -25,6 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from kvweave.benchmarks.effort import in_turns
 from kvweave.benchmarks.ways import Way, transport_factory
 from kvweave.core.layout import Region
 from kvweave.transport.base import ReadHandle, ReadRows, ReadState
@@ -35,7 +36,7 @@ SCHEMA = "kvweave.bench.staging/2"
 LAYERS = 61
 LAYER_BYTES = 5 << 20
 PIECES = (4 << 10, 16 << 10, 64 << 10, 256 << 10)
-REPEATS = 7
+REPEATS = 8
 SERVING_SECONDS = 0.0002
 """How long an engine sleeps between two looks while a peer may be reading."""
 
@@ -59,7 +60,7 @@ class Figures:
 
     @property
     def choice(self) -> float:
-        """What the choice reaches of the best way."""
+        """The speed of the choice by that of the best way."""
         return self.auto / max(self.direct, self.copied, self.staged)
 
 
@@ -179,11 +180,8 @@ def measure(
     with reader(elsewhere) as made:
         ways = list(Way)
         for places in all_places() if chosen is None else chosen:
-            times: dict[Way, list[float]] = {way: [] for way in ways}
-            for turn in range(repeats):
-                first = turn % len(ways)  # a way finds in the caches what the one before it left there
-                for way in ways[first:] + ways[:first]:
-                    times[way].append(made.seconds(way, places))
+            contenders = {way.value: lambda way=way, places=places: made.seconds(way, places) for way in ways}
+            times = in_turns(contenders, repeats)
             nbytes = int(places.nbytes.sum())
             rate = {way: nbytes / min(found) / 1e9 for way, found in times.items()}
             yield Figures(

@@ -18,7 +18,7 @@ from kvweave.transport.rates import (
     Cost,
     Rates,
     Trials,
-    copying,
+    copies_of_our_own,
 )
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.rows import ReadRows
@@ -102,7 +102,7 @@ def test_measured_costs_are_bounded(seconds: float) -> None:
 
 
 def test_copying_costs_something() -> None:
-    for cost in copying(time.perf_counter):
+    for cost in copies_of_our_own(time.perf_counter):
         assert cost.piece > 0 and cost.byte > 0
 
 

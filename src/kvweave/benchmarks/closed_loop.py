@@ -1,7 +1,7 @@
 """Requests of one size one after another, always so many under way, beside one large transfer.
 
-Two at once: while the bytes of one move, the other's messages do. Bytes are copied by the reader's one thread here, so
-more at once would only wait for each other.
+Two at once: while the bytes of one move, the other's messages do. One of them has all threads that copy, so more at
+once would only wait for each other.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ PIECES = (4 << 10, 16 << 10, 64 << 10)
 LIMITS = {4 << 10: Limit(Bound.AT_LEAST, 5)}
 STAGED_LIMITS = {4 << 10: Limit(Bound.AT_LEAST, 2.5), 16 << 10: Limit(Bound.AT_LEAST, 1.2)}
 CHOICE_LIMIT = Limit(Bound.AT_MOST, 1.15)
-READS_A_ROUND = 3
+READS_A_ROUND = 4
 _POOL = 2
 """Blocks of an engine for each of the request's: what is read is half of what is there."""
 
@@ -83,7 +83,9 @@ def _lines(case: _Case, seconds: Seconds) -> Iterator[Line]:
     limit = LIMITS.get(case.piece_bytes)
     ratio, alone = (median(seconds[kind]) / median(seconds[USUAL]) for kind in (Kind.INCUMBENT, Kind.SINGLE))
     yield Line(case.key, case.title, tuple(values), "speed by the incumbent's", ratio, limit)
-    yield Line(f"{case.key}.alone", "  beside its progress thread alone", (), "speed by that", alone, limit)
+    yield Line(
+        f"{case.key}.alone", "  NixlConnector's way without UCX threads", (), "speed by that way's", alone, limit
+    )
     yield from _choice(case, {way: median(seconds[way]) for way in Way})
 
 

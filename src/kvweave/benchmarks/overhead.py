@@ -133,12 +133,12 @@ def _lines(
     key: str, title: str, ours: Sequence[_Costs], calls: Sequence[float], theirs: Sequence[float], own: bool
 ) -> Iterator[Line]:
     mine = Value.milliseconds("kvweave", [one.outside_post for one in ours])
-    nixl = Value.milliseconds("of that in NIXL's other calls", calls)
+    nixl = Value.milliseconds("in that NIXL's other calls", calls)
     whole = Value.milliseconds("whole transfer", [one.elapsed for one in ours])
     other = Value.milliseconds("vLLM's functions" if own else "NixlConnector's NIXL calls", theirs)
     note = "" if own else "vLLM's own functions are not measured here (make bench does)"
     yield Line(
-        f"{key}.incumbent", title, (mine, other, nixl), "time by the incumbent's", mine.value / other.value,
+        f"{key}.incumbent", title, (mine, nixl, other), "time by the incumbent's", mine.value / other.value,
         INCUMBENT_LIMIT if own else None, note,
     )  # fmt: skip
     share = 100 * median([one.outside_post / one.elapsed for one in ours])

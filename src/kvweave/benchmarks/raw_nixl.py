@@ -1,4 +1,4 @@
-"""NIXL without kvweave: the raw read, which is the machine's limit, and the read as vLLM's NixlConnector does it.
+"""NIXL without kvweave: the raw read, which is NIXL's limit on one core, and the read as vLLM's NixlConnector does it.
 
 The raw reader has no progress thread and posts one list of rows. The incumbent's way (vLLM 0.32,
 ``NixlBaseConnectorWorker`` and ``NixlPullConnectorWorker._read_blocks``): agents with a progress thread and four UCX

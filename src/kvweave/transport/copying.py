@@ -68,7 +68,7 @@ class CopiedPiece:
     def is_over(self) -> bool:
         """Whether nothing of it is being copied; raises ``TransportError`` when it ended badly, or has not begun."""
         if self._errors:
-            self.work()
+            self.work()  # which copies nothing more, but ends what waits
         if len(self._ended) < len(self._strokes):
             return False
         if self._errors:

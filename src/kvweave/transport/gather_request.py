@@ -3,7 +3,7 @@
 Little endian::
 
     "kvg3" | tickets given back, runs, pieces, bytes of a piece, pieces of a slot (u32 each) | ticket (u64)
-           | tickets given back (u64 each) | address of each run (u64) | its stride, its pieces (u32 each)
+           | tickets given back (u64 each) | addresses of runs (u64) | their strides (u32) | their pieces (u32)
 
 A run is some pieces ``stride`` bytes apart, so a block whose tokens are cut by a head split is one run; where there are
 as many pieces as runs, strides and pieces are left out. All pieces of a request have one size. They fill one slot after
@@ -31,6 +31,7 @@ UInt32Array = npt.NDArray[np.uint32]
 MOST_PIECES = 8_192
 """Of one slot."""
 MOST_RUNS = 8_192
+"""Of one request."""
 MOST_SLOTS = 8
 MOST_GIVEN_BACK = 64
 
@@ -179,7 +180,7 @@ def _inside(regions: RegionTable, address: UInt64Array, nbytes: UInt64Array) -> 
 
 
 def runs_of(address: UInt64Array, starts: Sequence[int]) -> Iterator[Runs]:
-    """Pieces of one size as runs, in their order, those from each of ``starts`` on together; the first of these is 0.
+    """Pieces of one size as runs, in their order, together from each of ``starts`` to the next; the first start is 0.
 
     Three pieces or more at one distance become one run.
 

@@ -21,7 +21,7 @@ from kvweave.transport.staged_read import Chunk
 from kvweave.transport.staged_source import Agent, Lost, StagedSource
 from kvweave.transport.staging_ring import PROBE_AT, STATUS_BYTES
 
-_ORDERED = ("x86_64", "AMD64")
+_ORDERED = "x86_64"
 
 
 def map_ring(place: RingPlace, process: int, probe: bytes) -> MappedMemory | None:
@@ -30,7 +30,7 @@ def map_ring(place: RingPlace, process: int, probe: bytes) -> MappedMemory | Non
     Only where a processor sees what another one writes in the order of writing: a ticket must not be seen before its
     bytes. Elsewhere slots are read by the system or by NIXL, which see to that.
     """
-    if platform.machine() not in _ORDERED:
+    if platform.machine() != _ORDERED:
         return None
     nbytes = STATUS_BYTES + place.num_slots * place.slot_bytes
     return MappedMemory.of(process, place.file, nbytes, probe, PROBE_AT)
@@ -64,7 +64,7 @@ class MappedSource(StagedSource):
             if slot < self.place.num_slots:
                 self._take(chunk, slot)
                 return True
-            self._take_back(chunk)
+            self._read_refused(chunk)
         self._mind_patience(now)
         return asked
 

@@ -48,7 +48,7 @@ from kvweave.transport.landing import Landing
 from kvweave.transport.mapped_source import MappedSource, map_ring
 from kvweave.transport.neighbour import Neighbour
 from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, PiecewiseRead, ProbeRead
-from kvweave.transport.rates import STAGING, Clock, Rates, Trials, copying
+from kvweave.transport.rates import STAGING, Clock, Rates, Trials, copies_of_our_own
 from kvweave.transport.read_source import ReadSource
 from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
 from kvweave.transport.staged_read import StagedRead
@@ -312,7 +312,7 @@ class NixlTransport:
         probe.next_trial(self._clock())
         if probe.trials is not None and not probe.waiting and peer.staged is not None:
             staged, helpers = peer.staged, self._agent.helpers(probe.peer)
-            costs = (probe.trials.cost(), *copying(self._clock))
+            costs = (probe.trials.cost(), *copies_of_our_own(self._clock))
             peer.choice = Choice(Rates.of(*costs, staged.slot_bytes, staged.mapped, helpers))
 
     def _post_batch(self) -> bool:

@@ -150,7 +150,7 @@ def _largest(regions: RegionTable) -> tuple[int, int]:
 
 
 @cache
-def copying(clock: Clock) -> tuple[Cost, Cost]:
+def copies_of_our_own(clock: Clock) -> tuple[Cost, Cost]:
     """What gathering and scattering cost in this process."""
     memory = np.zeros(_SCRATCH_BYTES, np.uint8)
     memory[:] = 1

@@ -1,4 +1,4 @@
-"""Staged reads from a source elsewhere: its slots are read, each in one large read, and scattered.
+"""Staged reads from a source whose ring is not mapped: slots are read, each in one large read, and scattered.
 
 Each step looks at the source's status page once, reads slots that are ready, and looks again before it believes what it
 has read::
@@ -112,7 +112,7 @@ class ReadSource(StagedSource):
                 chunk.slot = tickets.index(chunk.shown)
                 ready.append(chunk)
             elif chunk.piece is None and chunk.shown in refused:
-                self._take_back(chunk)
+                self._read_refused(chunk)
         if ready:
             self._heard_at = now
         return ready

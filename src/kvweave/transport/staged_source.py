@@ -22,7 +22,7 @@ from kvweave.transport.landing import SLOT_BYTES
 from kvweave.transport.rows import ReadRows
 from kvweave.transport.staged_read import MOST_ASKED, Chunk, StagedRead
 
-WINDOW = 8
+WINDOW = MOST_SLOTS
 """Chunks that are open at once, over all reads from one source, but no more than the slots that it lets a reader hold.
 Further ones are asked for when half of them are read, so that messages go together."""
 MOST_STEPS = 16
@@ -92,7 +92,7 @@ class StagedSource(ABC):
         self._leaving = True
 
     def settled(self) -> bool:
-        """Whether the peer may be forgotten, or is not to be: nothing of it is being read any more."""
+        """Whether nothing of a peer that is being forgotten is still being read."""
         return True
 
     def usable(self, now: float) -> bool:
@@ -134,7 +134,7 @@ class StagedSource(ABC):
         """Looks, asks, and takes what is there; whether the next step may do more at once."""
 
     def _lives(self) -> bool:
-        """Whether the source is there, as far as nothing else would say that it is not."""
+        """Whether the source is there; True where reading its slots would fail if it were not."""
         return True
 
     def _may_close(self, chunk: Chunk) -> bool:
@@ -152,7 +152,7 @@ class StagedSource(ABC):
 
     def _ask(self, now: float) -> bool:
         """Asks for chunks of one read after the other, as far as the window is open, and gives tickets back; whether
-        there was anything to say.
+        it has asked for any.
         """
         before = len(self._open)
         if not self._open:
@@ -168,7 +168,7 @@ class StagedSource(ABC):
         return len(self._open) > before
 
     def _ask_for(self, read: StagedRead) -> None:
-        asked = read.next_parts(min(MOST_SLOTS, self._window - len(self._open)))
+        asked = read.next_parts(self._window - len(self._open))
         first = secrets.randbits(63) + 1
         for ticket, (part, times_asked) in enumerate(asked, first):
             self._open[ticket] = Chunk(read, part, ticket, shown(ticket), times_asked + 1)
@@ -188,7 +188,7 @@ class StagedSource(ABC):
                 self._close(chunk)
         self._reads = deque(read for read in self._reads if read.wanted and (read.unasked or read.open))
 
-    def _take_back(self, chunk: Chunk) -> None:
+    def _read_refused(self, chunk: Chunk) -> None:
         """What the source refuses is read directly."""
         chunk.read.read_directly(chunk.part)
         self._close(chunk)
@@ -223,7 +223,7 @@ class StagedSource(ABC):
         self._avoid_until = now + AVOID_SECONDS
         for chunk in tuple(self._open.values()):
             if not chunk.under_way:
-                self._take_back(chunk)
+                self._read_refused(chunk)
         for read in self._reads:
             read.read_rest_directly()
 

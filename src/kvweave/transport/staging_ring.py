@@ -35,7 +35,7 @@ STATUS_BYTES = 4_096
 PROBE_AT = STATUS_BYTES - PROBE_BYTES
 RECLAIM_SECONDS = 1.0
 ATTENDED_SECONDS = 0.002
-"""As long as a reader is busy with half of what it may hold."""
+"""How long a reader is busy with half of what it may hold: until then it will say something again."""
 MOST_WAITING = 16
 MOST_READERS = 256
 MOST_MESSAGES = 64
@@ -65,7 +65,7 @@ class _Reader:
 
 
 class StagingRing:
-    """Slots and who has them. ``counts`` says what became of messages: gathered, refused, malformed, reclaimed.
+    """Slots and who has them. ``counts`` says what became of messages: gathered, refused, malformed, reclaimed, unread.
 
     ``probe`` is the transport's.
     """
