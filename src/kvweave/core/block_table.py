@@ -123,7 +123,7 @@ def _ids(side: str, group: str, table: object) -> npt.NDArray[np.int64]:
 
 
 def _whole_numbers(table: object) -> npt.NDArray[Any]:
-    """What numpy makes of a table; of whole numbers in a list or a tuple in a fourth of its time."""
+    """What numpy makes of a table; of whole numbers in a list or a tuple in two thirds of its time."""
     if isinstance(table, list | tuple) and table and not isinstance(table[0], bool):
         with suppress(TypeError, OverflowError):
             return np.frombuffer(array("q", table), np.int64)
