@@ -111,6 +111,13 @@ class World:
             self.round()
         raise AssertionError(f"not terminal: {reads}")
 
+    def finish_reclaiming(self, read: StagedRead) -> None:
+        """Time passes meanwhile, so that slots that were stolen are reclaimed."""
+        for _ in range(400):
+            self.round()
+            self.now += 0.3
+        self.finish_directly(read)
+
     def finish_directly(self, read: StagedRead) -> None:
         """Reads what waits to be read directly."""
         while read.waiting:

@@ -60,10 +60,7 @@ def test_a_slot_that_changed_while_it_was_scattered_is_gathered_anew(world: Worl
     watched(world, steal)
     rows = world.rows(500)
     read = world.begin(rows)
-    for _ in range(400):
-        world.round()
-        world.now += 0.3  # what was stolen is reclaimed
-    world.finish_directly(read)
+    world.finish_reclaiming(read)
     np.testing.assert_array_equal(world.target, world.expected(rows))
 
 

@@ -35,10 +35,7 @@ def test_a_slot_that_changed_while_it_was_read_is_not_believed(world: World) -> 
 
     world.agent.before_copy = steal
     read = world.begin(rows)
-    for _ in range(400):
-        world.round()
-        world.now += 0.3  # what was stolen is reclaimed
-    world.finish_directly(read)
+    world.finish_reclaiming(read)
     np.testing.assert_array_equal(world.target, world.expected(rows))
 
 

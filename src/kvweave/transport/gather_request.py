@@ -104,9 +104,9 @@ class GatherRequest:
 
     @property
     def tickets(self) -> range:
-        """One for each slot."""
-        num_slots = -(-self.runs.pieces // self.slot_pieces)
-        return range(self.ticket, self.ticket + num_slots if self.ticket else 0)
+        """One for each slot, and one where nothing is asked for under it; none where it is 0."""
+        num_slots = max(1, -(-self.runs.pieces // self.slot_pieces))
+        return range(self.ticket, self.ticket + num_slots) if self.ticket else range(0)
 
     def encode(self) -> bytes:
         """The message."""

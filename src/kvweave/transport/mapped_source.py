@@ -19,7 +19,7 @@ from kvweave.transport.rows import UInt64Array
 from kvweave.transport.shared_memory import MappedMemory
 from kvweave.transport.staged_read import Chunk
 from kvweave.transport.staged_source import Agent, Lost, StagedSource
-from kvweave.transport.staging_ring import PROBE_AT, STATUS_BYTES
+from kvweave.transport.staging_ring import PROBE_AT, slot_offset
 
 _ORDERED = "x86_64"
 
@@ -32,8 +32,7 @@ def map_ring(place: RingPlace, process: int, probe: bytes) -> MappedMemory | Non
     """
     if platform.machine() != _ORDERED:
         return None
-    nbytes = STATUS_BYTES + place.num_slots * place.slot_bytes
-    return MappedMemory.of(process, place.file, nbytes, probe, PROBE_AT)
+    return MappedMemory.of(process, place.file, slot_offset(place, place.num_slots), probe, PROBE_AT)
 
 
 class MappedSource(StagedSource):
@@ -73,7 +72,7 @@ class MappedSource(StagedSource):
 
     def _take(self, chunk: Chunk, slot: int) -> None:
         """Scatters a slot, which must still be the chunk's afterwards."""
-        start = STATUS_BYTES + slot * self.place.slot_bytes
+        start = slot_offset(self.place, slot)
         chunk.part.target.scatter(self._ring.memory[start : start + chunk.part.target.nbytes])
         if self._status[slot] != chunk.shown:
             self._overtaken(chunk)

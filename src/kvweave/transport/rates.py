@@ -21,7 +21,7 @@ from kvweave.transport.landing import chunk_bytes
 from kvweave.transport.pieces import ByteArray, Pieces
 from kvweave.transport.regions import MEMORY_KINDS, RegionTable
 from kvweave.transport.rows import ReadRows, single
-from kvweave.transport.staging_ring import STATUS_BYTES
+from kvweave.transport.staging_ring import slot_offset
 
 STAGING = ("auto", "never", "always")
 """Which reads are staged: those for which it takes less time (where nothing else is said), none, all."""
@@ -111,7 +111,7 @@ class Trials:
     def __init__(self, regions: RegionTable, place: RingPlace, landing: ByteArray) -> None:
         first, nbytes = _largest(regions)
         if nbytes < _LARGE_BYTES:
-            first, nbytes = place.address + STATUS_BYTES, place.num_slots * place.slot_bytes
+            first, nbytes = place.address + slot_offset(place, 0), place.num_slots * place.slot_bytes
         self._nbytes = min(_LARGE_BYTES, nbytes, landing.nbytes)
         self._piece_bytes = max(1, min(_PIECE_BYTES, self._nbytes // _PIECES))
         self._seconds = [float("inf")] * 3

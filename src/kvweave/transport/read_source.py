@@ -20,7 +20,7 @@ from kvweave.transport.landing import NUM_REFUSED, Landing
 from kvweave.transport.rows import ReadRows, UInt64Array, single
 from kvweave.transport.staged_read import Chunk
 from kvweave.transport.staged_source import Agent, Lost, StagedSource
-from kvweave.transport.staging_ring import STATUS_BYTES
+from kvweave.transport.staging_ring import slot_offset
 
 MOST_PREPARED = 128
 
@@ -153,7 +153,7 @@ class ReadSource(StagedSource):
         place = (chunk.slot, chunk.landing, chunk.part.target.nbytes)
         piece = self._prepared.pop(place, None)
         if piece is None:
-            source = self.place.address + STATUS_BYTES + chunk.slot * self.place.slot_bytes
+            source = self.place.address + slot_offset(self.place, chunk.slot)
             target = self._landing.slot(chunk.landing).ctypes.data
             piece = self._agent.prepare(
                 self._peer, ReadRows(single(source), single(target), single(chunk.part.target.nbytes))

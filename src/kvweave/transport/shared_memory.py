@@ -29,7 +29,6 @@ class SharedMemory:
 
     def __init__(self, nbytes: int) -> None:
         self.file, self.memory = _shared(nbytes)
-        self.memory[:] = 0  # the pages are there before they are wanted
         self._process = os.getpid()
         self._closing = weakref.finalize(self, _close, self.file)
 
@@ -97,7 +96,9 @@ def _shared(nbytes: int) -> tuple[int, ByteArray]:
         return -1, large_pages(nbytes)
     with suppress(OSError):
         mapped.madvise(mmap.MADV_HUGEPAGE)
-    return file, np.frombuffer(mapped, np.uint8)
+    memory = np.frombuffer(mapped, np.uint8)
+    memory[:] = 0  # so that the pages are there before they are wanted
+    return file, memory
 
 
 def _mapped(process: int, file: int, nbytes: int) -> ByteArray:

@@ -44,6 +44,11 @@ MOST_QUEUED = 256
 """Slots that are waited for, of all readers."""
 
 
+def slot_offset(place: RingPlace, number: int) -> int:
+    """Where a slot begins in its ring; of the slot behind the last one, where the ring ends."""
+    return STATUS_BYTES + number * place.slot_bytes
+
+
 @dataclass(slots=True)
 class _Slot:
     number: int
@@ -116,7 +121,7 @@ class StagingRing:
             for given_back in request.given_back:
                 self._give_back(name, given_back)
             if request.ticket:
-                tickets = request.tickets or range(request.ticket, request.ticket + 1)
+                tickets = request.tickets
                 self._require_room(name, tickets)
                 slots = request.slots(regions, self.place.slot_bytes)
                 self._readers.setdefault(name, _Reader()).waiting.extend(map(_Wanted, tickets, slots))
@@ -157,7 +162,7 @@ class StagingRing:
             return False
         self._readers[name] = self._readers.pop(name)
         wanted = reader.waiting.popleft()
-        start = STATUS_BYTES + slot.number * self.place.slot_bytes
+        start = slot_offset(self.place, slot.number)
         wanted.pieces.gather(self.memory[start : start + self.place.slot_bytes])
         slot.ticket, slot.reader, slot.ready_at = wanted.ticket, name, now
         self._held[wanted.ticket] = slot
