@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvweave.core.array import TokenAxis
 from kvweave.core.block_table import NULL_BLOCK, BlockTable, BlockTables, name_tables
-from kvweave.core.bundle import Bundle, BundleBook
+from kvweave.core.bundle import Bundle, BundleBook, LayerPlaces
 from kvweave.core.interval import Interval
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.portion import Portion, keeps_all_tokens
@@ -55,8 +55,33 @@ class Rows:
     source_region: npt.NDArray[np.int32]
     target_region: npt.NDArray[np.int32]
 
+    @staticmethod
+    def repeated(source: RankCoordinates, places: LayerPlaces, runs: Runs) -> Rows:
+        """Every run at every place."""
+        rows = object.__new__(Rows)
+        rows.__dict__.update(source=source, _repeats=(places, runs))
+        return rows
+
+    @property
+    def repeats(self) -> tuple[LayerPlaces, Runs] | None:
+        """The places and the runs, if the rows are every run at every place; columns are made when somebody looks at
+        them. No run begins before its place.
+        """
+        return self.__dict__.get("_repeats")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if self.repeats is None or name not in Rows.__dataclass_fields__:
+                raise AttributeError(f"Rows has no {name}")
+            self.__dict__.update(_columns(*self.repeats))
+            return self.__dict__[name]
+
     def __len__(self) -> int:
-        return len(self.nbytes)
+        if self.repeats is None:
+            return len(self.nbytes)
+        places, runs = self.repeats
+        return len(places.source) * len(runs.source)
 
     def __repr__(self) -> str:
         return f"Rows(from {self.source}: {len(self)} rows, {self.total_bytes} bytes)"
@@ -64,7 +89,10 @@ class Rows:
     @property
     def total_bytes(self) -> int:
         """Bytes of all rows together."""
-        return int(self.nbytes.sum())
+        if self.repeats is None:
+            return int(self.nbytes.sum())
+        places, runs = self.repeats
+        return len(places.source) * int(runs.nbytes.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,15 +355,28 @@ def _entry_runs(found: _Segments, bundle: Bundle) -> Runs:
 
 def _for_layers(runs: Runs, bundle: Bundle) -> Rows:
     """Layers by rising source address: their rows then often rise as they are."""
-    places, count = bundle.layers, len(runs.source)
-    return Rows(
-        bundle.source.coordinates,
-        (places.source[:, None] + runs.source.astype(np.uint64)).ravel(),
-        (places.target[:, None] + runs.target.astype(np.uint64)).ravel(),
-        runs.nbytes.astype(np.uint64)[None].repeat(len(places.source), axis=0).ravel(),
-        places.source_region.repeat(count),
-        places.target_region.repeat(count),
+    places = bundle.layers
+    if not len(runs.source):
+        return Rows.repeated(bundle.source.coordinates, places, runs)
+    source, target = int(runs.source.min()), int(runs.target.min())
+    # numpy adds negative numbers to addresses as it adds their 64-bit complements
+    moved = places._replace(
+        source=places.source + np.int64(source).astype(np.uint64),
+        target=places.target + np.int64(target).astype(np.uint64),
     )
+    return Rows.repeated(bundle.source.coordinates, moved, runs.moved(-source, -target))
+
+
+def _columns(places: LayerPlaces, runs: Runs) -> dict[str, npt.NDArray[Any]]:
+    """Those of rows that are every run at every place."""
+    count = len(runs.source)
+    return {
+        "source_address": (places.source[:, None] + runs.source.astype(np.uint64)).ravel(),
+        "target_address": (places.target[:, None] + runs.target.astype(np.uint64)).ravel(),
+        "nbytes": np.tile(runs.nbytes.astype(np.uint64), len(places.source)),
+        "source_region": places.source_region.repeat(count),
+        "target_region": places.target_region.repeat(count),
+    }
 
 
 def _concatenate(parts: list[Rows]) -> Rows:
@@ -353,6 +394,8 @@ def _concatenate(parts: list[Rows]) -> Rows:
 
 def _coalesce(rows: Rows) -> Rows:
     """Rows by rising source address, joined across arrays and layers where both sides continue in one region."""
+    if rows.repeats is not None and _stay_apart(*rows.repeats):
+        return rows
     if (rows.source_address[:-1] > rows.source_address[1:]).any():
         rows = _taken(rows, np.argsort(rows.source_address, kind="stable"))
     source, target, nbytes = rows.source_address, rows.target_address, rows.nbytes
@@ -364,6 +407,20 @@ def _coalesce(rows: Rows) -> Rows:
     continues &= rows.target_region[:-1] == rows.target_region[1:]
     starts = np.flatnonzero(np.concatenate(([True], ~continues)))
     return replace(_taken(rows, starts), nbytes=np.add.reduceat(nbytes, starts))
+
+
+def _stay_apart(places: LayerPlaces, runs: Runs) -> bool:
+    """Whether merged runs that are repeated rise from place to place, and none continues in the next place."""
+    if len(places.source) < 2 or not len(runs.source):
+        return True
+    source, target = (
+        places.source + runs.source[-1].astype(np.uint64),
+        places.target + runs.target[-1].astype(np.uint64),
+    )
+    first_source, first_target = places.source[1:], places.target[1:] + runs.target[0].astype(np.uint64)
+    nbytes = runs.nbytes[-1].astype(np.uint64)
+    continues = (source[:-1] + nbytes == first_source) & (target[:-1] + nbytes == first_target)
+    return bool((source[:-1] <= first_source).all()) and not continues.any()
 
 
 def _taken(rows: Rows, chosen: npt.NDArray[np.intp]) -> Rows:

@@ -36,7 +36,18 @@ class MemoryKinds:
 def split_by_kind(there: MemoryKinds, here: MemoryKinds, rows: Rows) -> Iterator[ReadRows]:
     """The rows of one source, apart by memory kind and device of both ends."""
     if len(there.kinds) == len(here.kinds) == 1:
-        yield ReadRows(rows.source_address, rows.target_address, rows.nbytes, *there.kinds[0], *here.kinds[0])
+        if rows.repeats is None:
+            yield ReadRows(rows.source_address, rows.target_address, rows.nbytes, *there.kinds[0], *here.kinds[0])
+            return
+        places, runs = rows.repeats
+        pattern = ReadRows(
+            runs.source.view(np.uint64),
+            runs.target.view(np.uint64),
+            runs.nbytes.view(np.uint64),
+            *there.kinds[0],
+            *here.kinds[0],
+        )
+        yield ReadRows.repeated(places.source, places.target, pattern)
         return
     kinds = there.numbers[rows.source_region] * len(here.kinds) + here.numbers[rows.target_region]
     for kind in np.unique(kinds).tolist():

@@ -75,6 +75,13 @@ class RegionTable:
         added = np.array([_record(region) for region in regions], REGION_RECORD)
         return RegionTable(np.concatenate((self.records, added)))
 
+    def holds(self, memory: str, device: int, lowest: UInt64Array, highest: UInt64Array, longest: int) -> bool:
+        """Whether groups of rows surely lie inside one region each: from what address to what address rows of up to so
+        many bytes begin.
+        """
+        span = self._spans.get((memory, device))
+        return span is not None and bool(_inside(span, lowest, highest, np.uint64(longest)).all())
+
     def groups(self, memory: str, device: int, address: UInt64Array) -> Starts:
         """Groups that begin where rising addresses come into another region; of others, they begin anywhere."""
         starts, _ = self._spans.get((memory, device), _NOWHERE)
@@ -111,7 +118,9 @@ def _in_doubt(span: Span, address: UInt64Array, nbytes: UInt64Array, groups: Sta
     return np.flatnonzero(np.repeat(~inside, np.diff(groups, append=len(address))))
 
 
-def _inside(span: Span, lowest: UInt64Array, highest: UInt64Array, longest: UInt64Array) -> npt.NDArray[np.bool_]:
+def _inside(
+    span: Span, lowest: UInt64Array, highest: UInt64Array, longest: UInt64Array | np.uint64
+) -> npt.NDArray[np.bool_]:
     """Which groups of rows surely lie in one region each, by their addresses and the bytes of their longest row.
 
     Of a group of one row it says exactly whether it does. No sum passes 64 bits.
@@ -124,6 +133,8 @@ def _inside(span: Span, lowest: UInt64Array, highest: UInt64Array, longest: UInt
 
 def outside_error(rows: ReadRows, source: RegionTable, target: RegionTable) -> TransportError | None:
     """Why the rows may not be read (NOT_REGISTERED), naming the first bad row; None when all lie in one region each."""
+    if _repeats_inside(rows, source, target):
+        return None
     many = len(rows) >= MANY_ROWS
     groups = source.groups(rows.source_memory, rows.source_device, rows.source_address) if many else None
     sides = (
@@ -139,6 +150,20 @@ def outside_error(rows: ReadRows, source: RegionTable, target: RegionTable) -> T
                 f"of its {len(table)} registered regions ({memory} {device}); register the memory on the {side} first",
             )
     return None
+
+
+def _repeats_inside(rows: ReadRows, source: RegionTable, target: RegionTable) -> bool:
+    """Whether every repetition of a pattern surely lies inside one region on either side."""
+    if rows.repeats is None or len(rows) == 0:
+        return False
+    pattern = rows.repeats.pattern
+    return all(
+        table.holds(memory, device, first + distance.min(), first + distance.max(), pattern.longest)
+        for table, memory, device, first, distance in (
+            (source, rows.source_memory, rows.source_device, rows.repeats.source, pattern.source_address),
+            (target, rows.target_memory, rows.target_device, rows.repeats.target, pattern.target_address),
+        )
+    )
 
 
 def _record(region: MemoryRegion) -> tuple[int, int, int, int]:

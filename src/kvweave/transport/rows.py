@@ -6,12 +6,18 @@ Row i copies ``nbytes[i]`` bytes from ``source_address[i]`` in the peer's memory
     target   ..BB........AAAA....        row 1: B, 2 bytes
 
 All rows of one read share a memory kind and a device on each side. Addresses are those of the process that owns them.
+Where every layer is read alike, the rows of one layer are a pattern that is repeated; columns are made of it when
+somebody looks at them::
+
+    pattern  0 -> 64, 32 -> 0    repeats  4096 -> 512, 8192 -> 1024    rows  4096 -> 576, 4128 -> 512, 8192 -> 1088 ...
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import InitVar, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +27,7 @@ from kvweave.errors import LocalProtocolError
 UInt64Array = npt.NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ReadRows:
     """Rows of one read: three uint64 arrays of shape (rows,), and where each side's memory lives.
 
@@ -62,21 +68,131 @@ class ReadRows:
             if address.max() > last and (address + self.nbytes < address).any():
                 raise LocalProtocolError(f"read rows: a row of {name} passes the end of the 64-bit address space")
 
-    def __len__(self) -> int:
-        return len(self.nbytes)
+    @staticmethod
+    def repeated(source: UInt64Array, target: UInt64Array, pattern: ReadRows) -> ReadRows:
+        """The rows of ``pattern``, whose addresses are distances, from each of these pairs of addresses.
 
-    @property
+        Raises ``LocalProtocolError`` when the arrays differ in shape or type, or a row passes the end of the address
+        space.
+        """
+        for name, first, distance in (
+            ("source", source, pattern.source_address), ("target", target, pattern.target_address),
+        ):  # fmt: skip
+            if first.dtype != np.uint64 or first.shape != (len(source),):
+                raise LocalProtocolError(
+                    f"read rows: {name} is {first.dtype} of shape {first.shape}, not uint64 of one"
+                )
+            if len(first) and len(distance) and int(first.max()) + int((distance + pattern.nbytes).max()) > 2**64:
+                raise LocalProtocolError(f"read rows: a row of {name} passes the end of the 64-bit address space")
+        return _rows_of(Repeats(source, target, pattern), 0, len(source) * len(pattern))
+
+    def __len__(self) -> int:
+        return len(self.nbytes) if self.part is None else self.part.stop - self.part.start
+
+    @cached_property
+    def one_size(self) -> int | None:
+        """Bytes of each row, where all have as many; None where they differ, and of no rows."""
+        if self.part is not None and self.part.repeats.pattern.one_size is not None:
+            return self.part.repeats.pattern.one_size if len(self) else None
+        first = int(self.nbytes[0]) if len(self) else 0
+        return first if first and (self.nbytes == self.nbytes[0]).all() else None
+
+    @cached_property
     def total_bytes(self) -> int:
         """Bytes that the whole read moves."""
-        return int(self.nbytes.sum())
+        return int(self.nbytes.sum()) if self.one_size is None else len(self) * self.one_size
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest row, 0 of none."""
+        if self.one_size is not None:
+            return self.one_size
+        return int(self.nbytes.max()) if len(self) else 0
+
+    @property
+    def repeats(self) -> Repeats | None:
+        """What these rows are all of, if they are made of a pattern."""
+        return self.part.repeats if self.part is not None and self.part.whole else None
 
     def take(self, start: int, stop: int) -> ReadRows:
         """The rows ``start <= i < stop``, sharing this read's arrays."""
+        if self.part is not None:
+            return _rows_of(self.part.repeats, self.part.start + start, self.part.start + stop)
         part = slice(start, stop)
         return ReadRows(
             self.source_address[part], self.target_address[part], self.nbytes[part],
             self.source_memory, self.source_device, self.target_memory, self.target_device, checked=True,
         )  # fmt: skip
+
+    @property
+    def part(self) -> _Part | None:
+        """Which of a pattern's repeated rows they are, if any; then their columns are made when they are asked for."""
+        return self.__dict__.get("_part")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if self.part is None or name not in _COLUMNS:
+                raise AttributeError(f"ReadRows has no {name}")
+            found = self.__dict__[name] = self.part.column(name)
+            return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeats:
+    """A pattern of rows, once from each pair of these addresses: two uint64 arrays of shape (repeats,)."""
+
+    source: UInt64Array
+    target: UInt64Array
+    pattern: ReadRows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Rows ``start <= i < stop`` of repeated ones."""
+
+    repeats: Repeats
+    start: int
+    stop: int
+
+    @property
+    def whole(self) -> bool:
+        return self.start == 0 and self.stop == len(self.repeats.source) * len(self.repeats.pattern)
+
+    def column(self, name: str) -> UInt64Array:
+        source, target, pattern = self.repeats.source, self.repeats.target, self.repeats.pattern
+        if name == "nbytes":
+            size = pattern.one_size
+            if size is not None:
+                return np.full(self.stop - self.start, size, np.uint64)
+            return self._of(np.zeros(len(source), np.uint64), pattern.nbytes)
+        if name == "source_address":
+            return self._of(source, pattern.source_address)
+        return self._of(target, pattern.target_address)
+
+    def _of(self, first: UInt64Array, distance: UInt64Array) -> UInt64Array:
+        """The sums of both, as many of them as this part has."""
+        count = len(distance)
+        if self.start == self.stop:
+            return distance[:0]
+        repeat = self.start // count
+        start, stop = self.start - repeat * count, self.stop - repeat * count
+        if stop <= count:
+            one: UInt64Array = first[repeat] + distance[start:stop]
+            return one
+        until = -(-self.stop // count)
+        found: UInt64Array = (first[repeat:until, None] + distance).ravel()[start:stop]
+        return found
+
+
+_COLUMNS = ("source_address", "target_address", "nbytes")
+_PLACES = ("source_memory", "source_device", "target_memory", "target_device")
+
+
+def _rows_of(repeats: Repeats, start: int, stop: int) -> ReadRows:
+    rows = object.__new__(ReadRows)
+    rows.__dict__.update({name: getattr(repeats.pattern, name) for name in _PLACES}, _part=_Part(repeats, start, stop))
+    return rows
 
 
 def cut_for_posts(rows: ReadRows, most_bytes: int) -> ReadRows:
@@ -84,7 +200,7 @@ def cut_for_posts(rows: ReadRows, most_bytes: int) -> ReadRows:
 
     Rows of less than an eighth of that fill a post well enough; then, and where nothing is to cut, it is ``rows``.
     """
-    if len(rows) == 0 or 8 * int(rows.nbytes.max()) < most_bytes:
+    if 8 * rows.longest < most_bytes:
         return rows
     ends = np.cumsum(rows.nbytes, dtype=np.uint64)
     cuts = np.arange(most_bytes, int(ends[-1]), most_bytes, dtype=np.uint64)
@@ -119,9 +235,8 @@ def _post_ends(rows: ReadRows, most_bytes: int, most_rows: int) -> Iterator[int]
     count = len(rows)
     if count == 0:
         return
-    longest = int(rows.nbytes.max())
-    step = min(most_bytes // longest, most_rows)
-    if step == most_rows or longest == rows.nbytes.min():
+    step = min(most_bytes // rows.longest, most_rows)
+    if step == most_rows or rows.one_size is not None:
         yield from range(step, count, step)
         yield count
         return
