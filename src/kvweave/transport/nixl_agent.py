@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import numpy as np
-
 # Both log to stdout unless told otherwise, where programs expect our own output.
 os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
 os.environ.setdefault("UCX_LOG_LEVEL", "error")
@@ -19,7 +17,7 @@ from nixl._api import nixl_agent, nixl_agent_config
 
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.pieces import ByteArray
-from kvweave.transport.rows import ReadRows, UInt64Array, single
+from kvweave.transport.rows import ReadRows, UInt64Array, single, triples
 
 _KINDS: dict[type[Exception], TransportErrorKind] = {
     bindings.nixlRemoteDisconnectError: TransportErrorKind.PEER_LOST,
@@ -63,7 +61,7 @@ class NixlAgent:
     def register(self, memory: str, address: UInt64Array, nbytes: UInt64Array, device: UInt64Array | int = 0) -> None:
         """Registers regions of one kind of memory."""
         with _foreign_errors(f"registering {len(address)} regions of {memory}"):
-            self._registrations.append(self._agent.register_memory(_triples(address, nbytes, device), memory))
+            self._registrations.append(self._agent.register_memory(triples(address, nbytes, device), memory))
 
     def register_own(self, memory: ByteArray) -> None:
         """Registers memory of the transport itself."""
@@ -101,8 +99,7 @@ class NixlAgent:
 
     def prepare(self, peer: str, rows: ReadRows) -> Any:
         """A piece that can be started."""
-        target = _triples(rows.target_address, rows.nbytes, rows.target_device)
-        source = _triples(rows.source_address, rows.nbytes, rows.source_device)
+        target, source = rows.triples("target"), rows.triples("source")
         try:
             return self._agent.initialize_xfer(
                 "READ",
@@ -142,10 +139,3 @@ class NixlAgent:
                 self._agent.deregister_memory(registration)
         self._registrations.clear()
         del self._agent
-
-
-def _triples(address: UInt64Array, nbytes: UInt64Array, device: int | UInt64Array) -> UInt64Array:
-    """NIXL's form of descriptors: a row of address, length and device each."""
-    triples = np.empty((len(address), 3), np.uint64)
-    triples[:, 0], triples[:, 1], triples[:, 2] = address, nbytes, device
-    return triples

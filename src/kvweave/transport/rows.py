@@ -84,16 +84,16 @@ class ReadRows:
                 )
             if len(first) and len(distance) and int(first.max()) + int((distance + pattern.nbytes).max()) > 2**64:
                 raise LocalProtocolError(f"read rows: a row of {name} passes the end of the 64-bit address space")
-        return _rows_of(Repeats(source, target, pattern), 0, len(source) * len(pattern))
+        repeats = Repeats(source, target, pattern)
+        return _rows_of(repeats, 0, len(repeats))
 
     def __len__(self) -> int:
-        return len(self.nbytes) if self.part is None else self.part.stop - self.part.start
+        part = self._part
+        return len(self.nbytes) if part is None else part.stop - part.start
 
     @cached_property
     def one_size(self) -> int | None:
         """Bytes of each row, where all have as many; None where they differ, and of no rows."""
-        if self.part is not None and self.part.repeats.pattern.one_size is not None:
-            return self.part.repeats.pattern.one_size if len(self) else None
         first = int(self.nbytes[0]) if len(self) else 0
         return first if first and (self.nbytes == self.nbytes[0]).all() else None
 
@@ -112,39 +112,59 @@ class ReadRows:
     @property
     def repeats(self) -> Repeats | None:
         """What these rows are all of, if they are made of a pattern."""
-        return self.part.repeats if self.part is not None and self.part.whole else None
+        part = self._part
+        return part.repeats if part is not None and (part.start, part.stop) == (0, len(part.repeats)) else None
 
     def take(self, start: int, stop: int) -> ReadRows:
         """The rows ``start <= i < stop``, sharing this read's arrays."""
-        if self.part is not None:
-            return _rows_of(self.part.repeats, self.part.start + start, self.part.start + stop)
+        if self._part is not None:
+            return _rows_of(self._part.repeats, self._part.start + start, self._part.start + stop)
         part = slice(start, stop)
         return ReadRows(
             self.source_address[part], self.target_address[part], self.nbytes[part],
             self.source_memory, self.source_device, self.target_memory, self.target_device, checked=True,
         )  # fmt: skip
 
+    def triples(self, side: str) -> UInt64Array:
+        """The source's or the target's ranges as NIXL takes them: of each row address, length and device."""
+        if self._part is not None:
+            return self._part.triples(side)
+        return triples(getattr(self, f"{side}_address"), self.nbytes, getattr(self, f"{side}_device"))
+
     @property
-    def part(self) -> _Part | None:
+    def _part(self) -> _Part | None:
         """Which of a pattern's repeated rows they are, if any; then their columns are made when they are asked for."""
-        return self.__dict__.get("_part")
+        return self.__dict__.get("part")
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if self.part is None or name not in _COLUMNS:
+            if self._part is None or name not in _COLUMNS:
                 raise AttributeError(f"ReadRows has no {name}")
-            found = self.__dict__[name] = self.part.column(name)
+            side, number = _COLUMNS[name]
+            found = self.__dict__[name] = self._part.column(side, number)
             return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+_COLUMNS = {"source_address": ("source", 0), "target_address": ("target", 0), "nbytes": ("target", 1)}
+"""Where columns stand in a side's triples."""
+
+
+@dataclass(frozen=True, eq=False)
 class Repeats:
     """A pattern of rows, once from each pair of these addresses: two uint64 arrays of shape (repeats,)."""
 
     source: UInt64Array
     target: UInt64Array
     pattern: ReadRows
+
+    def __len__(self) -> int:
+        return len(self.source) * len(self.pattern)
+
+    @cached_property
+    def triples(self) -> dict[str, UInt64Array]:
+        """The pattern's, of each side."""
+        return {side: self.pattern.triples(side) for side in ("source", "target")}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,44 +175,54 @@ class _Part:
     start: int
     stop: int
 
-    @property
-    def whole(self) -> bool:
-        return self.start == 0 and self.stop == len(self.repeats.source) * len(self.repeats.pattern)
+    def triples(self, side: str) -> UInt64Array:
+        found = self._copies(self.repeats.triples[side])
+        self._add(found[:, :, 0], side)
+        return self._cut(found)
 
-    def column(self, name: str) -> UInt64Array:
-        source, target, pattern = self.repeats.source, self.repeats.target, self.repeats.pattern
-        if name == "nbytes":
-            size = pattern.one_size
-            if size is not None:
-                return np.full(self.stop - self.start, size, np.uint64)
-            return self._of(np.zeros(len(source), np.uint64), pattern.nbytes)
-        if name == "source_address":
-            return self._of(source, pattern.source_address)
-        return self._of(target, pattern.target_address)
+    def column(self, side: str, number: int) -> UInt64Array:
+        found = self._copies(self.repeats.triples[side][:, number])
+        if number == 0:
+            self._add(found, side)
+        return self._cut(found)
 
-    def _of(self, first: UInt64Array, distance: UInt64Array) -> UInt64Array:
-        """The sums of both, as many of them as this part has."""
-        count = len(distance)
-        if self.start == self.stop:
-            return distance[:0]
-        repeat = self.start // count
-        start, stop = self.start - repeat * count, self.stop - repeat * count
-        if stop <= count:
-            one: UInt64Array = first[repeat] + distance[start:stop]
-            return one
-        until = -(-self.stop // count)
-        found: UInt64Array = (first[repeat:until, None] + distance).ravel()[start:stop]
+    def _copies(self, pattern: UInt64Array) -> UInt64Array:
+        """Of the pattern, one for each repeat that this part touches."""
+        first, last = self._repeats()
+        found: UInt64Array = np.empty((last - first, *pattern.shape), np.uint64)
+        found[:] = pattern
         return found
 
+    def _add(self, address: UInt64Array, side: str) -> None:
+        first, last = self._repeats()
+        address += getattr(self.repeats, side)[first:last, None]
 
-_COLUMNS = ("source_address", "target_address", "nbytes")
-_PLACES = ("source_memory", "source_device", "target_memory", "target_device")
+    def _cut(self, found: UInt64Array) -> UInt64Array:
+        start = self.start - self._repeats()[0] * len(self.repeats.pattern)
+        return found.reshape(-1, *found.shape[2:])[start : start + self.stop - self.start]
+
+    def _repeats(self) -> tuple[int, int]:
+        count = len(self.repeats.pattern)
+        return (self.start // count, -(-self.stop // count)) if self.start < self.stop else (0, 0)
 
 
 def _rows_of(repeats: Repeats, start: int, stop: int) -> ReadRows:
+    pattern = repeats.pattern
     rows = object.__new__(ReadRows)
-    rows.__dict__.update({name: getattr(repeats.pattern, name) for name in _PLACES}, _part=_Part(repeats, start, stop))
+    rows.__dict__.update(
+        part=_Part(repeats, start, stop), source_memory=pattern.source_memory, source_device=pattern.source_device,
+        target_memory=pattern.target_memory, target_device=pattern.target_device,
+    )  # fmt: skip
+    if pattern.one_size is not None and start < stop:
+        rows.__dict__["one_size"] = pattern.one_size
     return rows
+
+
+def triples(address: UInt64Array, nbytes: UInt64Array, device: int | UInt64Array) -> UInt64Array:
+    """Ranges as NIXL takes them: a row of address, length and device each."""
+    found = np.empty((len(address), 3), np.uint64)
+    found[:, 0], found[:, 1], found[:, 2] = address, nbytes, device
+    return found
 
 
 def cut_for_posts(rows: ReadRows, most_bytes: int) -> ReadRows:
