@@ -66,12 +66,19 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Rows of one kind, as offsets into the memory of either side."""
+    """Rows of one kind in each of so many layers, as offsets into a layer's memory on either side."""
 
     name: str
     source: np.ndarray
     target: np.ndarray
     nbytes: np.ndarray
+    layers: int = LAYERS
+
+    def rows(self, source: int, target: int) -> ReadRows:
+        """Those of all layers, as an engine has them, between two addresses."""
+        layers = np.arange(self.layers, dtype=np.uint64) * np.uint64(LAYER_BYTES)
+        pattern = ReadRows(self.source, self.target, self.nbytes)
+        return ReadRows.repeated(layers + np.uint64(source), layers + np.uint64(target), pattern)
 
 
 def all_places() -> Iterator[Places]:
@@ -80,22 +87,17 @@ def all_places() -> Iterator[Places]:
         yield _random_blocks(f"{size >> 10} KB", size, 64 << 20)
     yield _head_split()
     whole = np.zeros(1, np.uint64)
-    yield Places("256 MB in one", whole, whole, np.full(1, 256 << 20, np.uint64))
+    yield Places("256 MB in one", whole, whole, np.full(1, 256 << 20, np.uint64), layers=1)
 
 
 def _random_blocks(name: str, size: int, total: int) -> Places:
-    """As many pieces of every layer, at random places of it on both sides."""
+    """Blocks of a request at random places on both sides, the same ones in every layer."""
     dice = np.random.default_rng(size)
     count = max(1, total // size // LAYERS)
-    layers = np.repeat(np.arange(LAYERS, dtype=np.uint64) * np.uint64(LAYER_BYTES), count)
     source, target = (
-        np.concatenate([dice.permutation(LAYER_BYTES // size)[:count] for _ in range(LAYERS)]).astype(np.uint64)
-        for _ in range(2)
+        dice.permutation(LAYER_BYTES // size)[:count].astype(np.uint64) * np.uint64(size) for _ in range(2)
     )
-    return Places(
-        name, layers + source * np.uint64(size), layers + target * np.uint64(size),
-        np.full(len(layers), size, np.uint64),
-    )  # fmt: skip
+    return Places(name, source, target, np.full(count, size, np.uint64))
 
 
 def _head_split() -> Places:
@@ -127,8 +129,7 @@ class Reader:
 
     def seconds(self, way: Way, places: Places) -> float:
         """How long reading them took."""
-        target = places.target + np.uint64(self._memory.ctypes.data)
-        rows = ReadRows(places.source + np.uint64(self._address), target, places.nbytes)
+        rows = places.rows(self._address, self._memory.ctypes.data)
         begun = time.perf_counter()
         self._finish(way, self._transports[way].read(self._peers[way], rows))
         return time.perf_counter() - begun
@@ -182,10 +183,11 @@ def measure(
         for places in all_places() if chosen is None else chosen:
             contenders = {way.value: lambda way=way, places=places: made.seconds(way, places) for way in ways}
             times = in_turns(contenders, repeats)
-            nbytes = int(places.nbytes.sum())
+            rows = places.rows(0, 0)
+            nbytes = rows.total_bytes
             rate = {way: nbytes / min(found) / 1e9 for way, found in times.items()}
             yield Figures(
-                places.name, nbytes, len(places.nbytes), rate[Way.DIRECT], rate[Way.COPIED], rate[Way.STAGED],
+                places.name, nbytes, len(rows), rate[Way.DIRECT], rate[Way.COPIED], rate[Way.STAGED],
                 rate[Way.AUTO],
             )  # fmt: skip
 

@@ -18,18 +18,19 @@ def test_ratios_are_of_the_same_run() -> None:
 
 @pytest.mark.parametrize("places", list(all_places()), ids=lambda places: places.name)
 def test_pieces_lie_inside_the_memory_and_targets_apart(places: Places) -> None:
-    for side in (places.source, places.target):
-        assert (side + places.nbytes).max() <= LAYERS * LAYER_BYTES
-    order = np.argsort(places.target)
-    ends = (places.target + places.nbytes)[order]
-    assert (ends[:-1] <= places.target[order][1:]).all()
+    rows = places.rows(0, 0)
+    for side in (rows.source_address, rows.target_address):
+        assert (side + rows.nbytes).max() <= LAYERS * LAYER_BYTES
+    order = np.argsort(rows.target_address)
+    ends = (rows.target_address + rows.nbytes)[order]
+    assert (ends[:-1] <= rows.target_address[order][1:]).all()
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_short_run_reads_every_way(elsewhere: bool) -> None:
     places = Places(
-        "few", *(np.arange(300, dtype=np.uint64) * np.uint64(8192) for _ in range(2)), np.full(300, 4096, np.uint64)
+        "few", *(np.arange(300, dtype=np.uint64) * np.uint64(8192) for _ in range(2)), np.full(300, 4096, np.uint64), 2
     )
     [found] = measure(1, [places], elsewhere)
     assert min(found.direct, found.copied, found.staged, found.auto) > 0
-    assert (found.rows, found.nbytes) == (300, 300 * 4096)
+    assert (found.rows, found.nbytes) == (600, 600 * 4096)

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvweave.core.bundle import LayerPlaces
 from kvweave.core.cache_config import MemoryKind
-from kvweave.core.descriptors import Rows
 from kvweave.core.layout import RankLayout, Region
 from kvweave.core.parallel import RankCoordinates
+from kvweave.core.rows import Rows, in_layers
+from kvweave.core.runs import Runs
 from kvweave.runtime.memory_kinds import MemoryKinds, split_by_kind
 
 RANK = RankCoordinates(0, 0, 0)
@@ -32,3 +34,16 @@ def test_rows_of_one_kind_stay_together() -> None:
     together = replace(ROWS, source_region=np.zeros(3, np.int32))
     (part,) = split_by_kind(MemoryKinds.of(TARGET), MemoryKinds.of(TARGET), together)
     assert part.nbytes.tolist() == [8, 8, 8]
+
+
+def test_rows_of_layers_stay_a_pattern() -> None:
+    places = LayerPlaces(
+        np.array([100, 200], np.uint64), np.array([500, 700], np.uint64), np.zeros(2, np.int32), np.zeros(2, np.int32)
+    )
+    runs = Runs(np.array([0, 8]), np.array([4, 0]), np.array([3, 4]))
+    (part,) = split_by_kind(MemoryKinds.of(TARGET), MemoryKinds.of(TARGET), in_layers(RANK, places, runs))
+    assert part.repeats is not None
+    assert part.source_address.tolist() == [100, 108, 200, 208]
+    assert part.target_address.tolist() == [504, 500, 704, 700]
+    assert part.nbytes.tolist() == [3, 4, 3, 4]
+    assert (part.source_memory, part.source_device, part.target_memory) == ("VRAM", 3, "VRAM")

@@ -11,11 +11,12 @@ import pytest
 
 from kvweave.core.array import Axis
 from kvweave.core.cache_config import CacheConfig, ConvOrder
-from kvweave.core.descriptors import RequestDescriptors, Rows
+from kvweave.core.descriptors import RequestDescriptors
 from kvweave.core.interval import Interval
 from kvweave.core.layout import EngineLayout, Geometry, RankLayout, Region, Shard
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.plan import plan_transfer
+from kvweave.core.rows import Rows
 from kvweave.core.spec import FullAttentionSpec, MambaSpec, SlidingWindowSpec, StatePart
 from kvweave.testing.oracle import Oracle, check_plan, layout_problems
 from kvweave.testing.requests import Request

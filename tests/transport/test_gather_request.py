@@ -18,10 +18,9 @@ from kvweave.transport.gather_request import (
     MOST_RUNS,
     MOST_SLOTS,
     GatherRequest,
-    Runs,
-    runs_of,
 )  # fmt: skip
 from kvweave.transport.regions import RegionTable
+from kvweave.transport.runs import Runs, runs_of
 
 BASE = 1 << 30
 REGIONS = RegionTable().with_regions([Region(BASE, 1 << 20), Region(BASE + (2 << 20), 4096)])
@@ -49,27 +48,10 @@ def test_what_was_encoded_is_decoded() -> None:
 
 
 def test_single_pieces_are_just_their_addresses() -> None:
-    [runs] = runs_of(np.array([5, 1, 9, 2], np.uint64) * np.uint64(64) + np.uint64(BASE), [0])
+    runs = runs_of(np.array([5, 1, 9, 2], np.uint64) * np.uint64(64) + np.uint64(BASE))
     made = GatherRequest(7, 64, runs)
     assert (len(runs.stride), len(runs.count), runs.pieces) == (0, 0, 4)
     assert GatherRequest.decode(made.encode()).runs.addresses().tolist() == runs.addresses().tolist()
-
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=60), st.integers(1, 20))
-def test_runs_are_their_pieces_in_order(places: list[int], together: int) -> None:
-    address = np.array(places, np.uint64) * np.uint64(8) + np.uint64(BASE)
-    starts = list(range(0, len(address), together))
-    for start, runs in zip(starts, runs_of(address, starts), strict=True):
-        decoded = GatherRequest.decode(GatherRequest(1, 8, runs).encode()).runs
-        assert decoded.addresses().tolist() == address[start : start + together].tolist()
-        assert decoded.pieces == len(address[start : start + together])
-
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=60), st.integers(1, 20))
-def test_runs_of_several_slots_are_theirs_in_order(places: list[int], together: int) -> None:
-    address = np.array(places, np.uint64) * np.uint64(8) + np.uint64(BASE)
-    runs = Runs.joined(list(runs_of(address, range(0, len(address), together))))
-    assert runs.addresses().tolist() == address.tolist() and runs.pieces == len(address)
 
 
 @pytest.mark.parametrize(("pieces", "slots"), [(2, [2]), (5, [5]), (6, [5, 1]), (15, [5, 5, 5])])
@@ -81,21 +63,6 @@ def test_every_slot_but_the_last_is_full_and_has_a_ticket_of_its_own(pieces: int
 
 def test_a_request_for_nothing_has_no_tickets() -> None:
     assert not request(ticket=0).tickets and not request((BASE, 0, 1), ticket=0).tickets
-
-
-def test_a_head_split_takes_one_run_a_block() -> None:
-    blocks = np.array([90, 3, 41, 42, 7], np.uint64) * np.uint64(16 * 2048)
-    address = (blocks[:, None] + np.arange(16, dtype=np.uint64) * np.uint64(2048)).ravel()
-    [runs] = runs_of(address, [0])
-    assert len(runs.address) == 4  # two of the blocks are neighbours
-    assert runs.pieces == 80
-
-
-def test_falling_addresses_and_far_ones_are_no_run() -> None:
-    for step in (-64, 2**32):
-        address = np.array([BASE + 4 * 2**33 + number * step for number in range(4)], np.uint64)
-        [runs] = runs_of(address, [0])
-        assert runs.addresses().tolist() == address.tolist() and len(runs.count) == 0
 
 
 REFUSED = {

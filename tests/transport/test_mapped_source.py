@@ -15,8 +15,9 @@ from tests.transport.ring_world import GUARD, PROBE, World
 
 from kvweave.transport.agent_data import PROBE_BYTES, RingPlace
 from kvweave.transport.base import ReadState
-from kvweave.transport.gather_request import NO_RUNS, GatherRequest, runs_of
+from kvweave.transport.gather_request import GatherRequest
 from kvweave.transport.mapped_source import MappedSource, map_ring
+from kvweave.transport.runs import NO_RUNS, runs_of
 from kvweave.transport.shared_memory import MappedMemory
 from kvweave.transport.staged_read import MOST_ASKED
 from kvweave.transport.staged_source import PATIENCE_SECONDS
@@ -82,7 +83,7 @@ def test_a_chunk_that_is_always_overtaken_is_read_directly_in_the_end(world: Wor
 def forged(world: World, ticket: int) -> bytes:
     """A request for pieces that the reader does not want."""
     address = np.full(16, world.memory.ctypes.data, np.uint64)
-    return GatherRequest(ticket, 256, next(runs_of(address, [0]))).encode()
+    return GatherRequest(ticket, 256, runs_of(address)).encode()
 
 
 def visible(world: World) -> list[int]:

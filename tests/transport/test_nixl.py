@@ -33,9 +33,10 @@ from kvweave.testing.transport_contract import (
 from kvweave.transport.agent_data import AgentData
 from kvweave.transport.base import ReadState
 from kvweave.transport.choice import Choice
-from kvweave.transport.gather_request import GatherRequest, runs_of
+from kvweave.transport.gather_request import GatherRequest
 from kvweave.transport.piecewise import PiecewiseRead
 from kvweave.transport.rates import Cost, Rates
+from kvweave.transport.runs import runs_of
 from kvweave.transport.staged_read import StagedRead
 
 MANY = (np.arange(12_000) * 2_000, np.arange(12_000) * 2_000, np.full(12_000, 2_000))
@@ -385,7 +386,7 @@ HOSTILE = {
     "noise": bytes(range(256)) * 40,
     "only a head": b"kvg2" + b"\xff" * 16,
     "a million runs": b"kvg2" + (0).to_bytes(4, "little") + (10**6).to_bytes(4, "little") + b"\x01" * 8,
-    "memory that is not registered": GatherRequest(7, 64, next(runs_of(np.full(1, 4096, np.uint64), [0]))).encode(),
+    "memory that is not registered": GatherRequest(7, 64, runs_of(np.full(1, 4096, np.uint64))).encode(),
     "a megabyte": b"kvg2" + b"\x00" * (1 << 20),
 }
 

@@ -160,3 +160,20 @@ def test_the_error_names_the_side_the_row_and_the_address(side: str, source: int
     assert error is not None
     assert error.kind is TransportErrorKind.NOT_REGISTERED
     assert f"row 0: the {side}'s 16 bytes at 0x5" in str(error)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_repeated_rows_are_looked_at_as_one_by_one(side: str, shift: int) -> None:
+    """The last row of the last repeat ends with its region, or a byte behind it."""
+    regions = RegionTable().with_regions([Region(1000, 100), Region(2000, 100)])
+    first, last = np.array([1000, 2000], np.uint64), np.array([1000, 2000 + shift], np.uint64)
+    pattern = ReadRows(*(np.array(column, np.uint64) for column in ([0, 92], [92, 0], [8, 8])))
+    rows = ReadRows.repeated(*((last, first) if side == "source" else (first, last)), pattern)
+    found, alone = (outside_error(some, regions, regions) for some in (rows, one_by_one(rows)))
+    assert str(found) == str(alone)
+    assert (found is None) == (shift == 0)
+
+
+def one_by_one(rows: ReadRows) -> ReadRows:
+    return ReadRows(rows.source_address, rows.target_address, rows.nbytes)

@@ -101,3 +101,69 @@ def test_signed_arrays_are_refused(name: str) -> None:
     arrays[name] = np.ones(2, np.int64)
     with pytest.raises(LocalProtocolError, match=f"{name} is int64"):
         ReadRows(**arrays)
+
+
+BASES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=4)
+
+
+def repeated(bases: list[tuple[int, int]], sizes: list[int]) -> ReadRows:
+    source, target = (np.array(side, np.uint64) * np.uint64(1000) for side in zip(*bases, strict=True))
+    return ReadRows.repeated(source, target, rows_of(*sizes, source=7, target=9))
+
+
+@given(BASES, st.lists(st.integers(1, 40), max_size=9), st.integers(0, 40), st.integers(0, 40))
+def test_repeated_rows_are_the_pattern_from_every_pair_of_addresses(
+    bases: list[tuple[int, int]], sizes: list[int], start: int, stop: int
+) -> None:
+    rows, pattern = repeated(bases, sizes), rows_of(*sizes, source=7, target=9)
+    expected = [
+        (1000 * source + int(s), 1000 * target + int(t), int(n))
+        for source, target in bases
+        for s, t, n in zip(pattern.source_address, pattern.target_address, pattern.nbytes, strict=True)
+    ]
+    for found, wanted in ((rows, expected), (rows.take(*clipped(rows, start, stop)), expected[start:stop])):
+        assert len(found) == len(wanted) and found.total_bytes == sum(n for *_, n in wanted)
+        assert list(zip(found.source_address, found.target_address, found.nbytes, strict=True)) == wanted
+        assert found.longest == max((n for *_, n in wanted), default=0)
+        assert found.one_size == (wanted[0][2] if len({n for *_, n in wanted}) == 1 else None)
+        assert found.triples("source").tolist() == [[s, n, 3] for s, _, n in wanted]
+        assert found.triples("target").tolist() == [[t, n, 5] for _, t, n in wanted]
+        assert (found.source_memory, found.target_memory) == ("VRAM", "DRAM")
+
+
+def clipped(rows: ReadRows, start: int, stop: int) -> tuple[int, int]:
+    stop = min(stop, len(rows))
+    return min(start, stop), stop
+
+
+@given(BASES, st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 200), st.integers(1, 5))
+def test_posts_of_repeated_rows_move_the_same_bytes(
+    bases: list[tuple[int, int]], sizes: list[int], most_bytes: int, most_rows: int
+) -> None:
+    rows = repeated(bases, sizes)
+    posts = list(split_into_posts(rows, most_bytes, most_rows))
+    assert moved_bytes(*posts) == moved_bytes(rows)
+    assert all(1 <= len(post) <= most_rows and post.total_bytes <= most_bytes for post in posts)
+
+
+def test_a_part_of_repeated_rows_is_none_of_all() -> None:
+    rows = repeated([(1, 2), (3, 4)], [8, 8])
+    assert rows.repeats is not None and rows.take(0, 4).repeats is rows.repeats
+    assert rows.take(0, 3).repeats is None and rows_of(1).repeats is None
+    with pytest.raises(AttributeError):
+        _ = rows.anything  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [([2**64 - 8], [0]), ([0], [2**64 - 8]), ([0, 1], [0])],
+    ids=["source passes 64 bits", "target passes 64 bits", "unequal shapes"],
+)
+def test_repeated_rows_that_cannot_be_are_refused(source: list[int], target: list[int]) -> None:
+    with pytest.raises(LocalProtocolError, match="read rows"):
+        ReadRows.repeated(np.array(source, np.uint64), np.array(target, np.uint64), rows_of(9, source=0, target=0))
+
+
+def test_repeated_rows_of_another_type_are_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="int64"):
+        ReadRows.repeated(np.zeros(1, np.int64), np.zeros(1, np.uint64), rows_of(9))  # type: ignore[arg-type]

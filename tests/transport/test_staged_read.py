@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.base import ReadState
 from kvweave.transport.gather_request import MOST_PIECES, MOST_RUNS
+from kvweave.transport.part import Part
 from kvweave.transport.rows import ReadRows
-from kvweave.transport.staged_read import Part, StagedRead
+from kvweave.transport.staged_read import StagedRead
 
 CANCELLED = TransportError(TransportErrorKind.CANCELLED, "given up")
 

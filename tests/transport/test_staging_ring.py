@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from kvweave.core.layout import Region
-from kvweave.transport.gather_request import NO_RUNS, GatherRequest, Runs, runs_of, shown
+from kvweave.transport.gather_request import GatherRequest, shown
 from kvweave.transport.landing import NUM_REFUSED
 from kvweave.transport.regions import RegionTable
+from kvweave.transport.runs import NO_RUNS, Runs, runs_of
 from kvweave.transport.staging_ring import (
     ATTENDED_SECONDS,
     MOST_MESSAGES,
@@ -40,7 +41,7 @@ class Source:
 
     def message(self, ticket: int, *offsets: int, given_back: tuple[int, ...] = ()) -> bytes:
         address = np.array(offsets, np.uint64) + np.uint64(self.memory.ctypes.data)
-        runs = next(runs_of(address, [0]), NO_RUNS) if offsets else NO_RUNS
+        runs = runs_of(address) if offsets else NO_RUNS
         return GatherRequest(ticket, 64, runs, given_back).encode()
 
     def serve(self, **messages: list[bytes]) -> None:
@@ -179,7 +180,7 @@ def test_a_ticket_that_is_known_is_refused(source: Source) -> None:
 @pytest.mark.parametrize("offset", [-8192, 8192 - 63, 1 << 40], ids=["before", "over the end", "far away"])
 def test_memory_that_is_not_registered_is_refused(source: Source, offset: int) -> None:
     address = np.array([source.memory.ctypes.data + offset], np.uint64)
-    source.serve(reader=[GatherRequest(5, 64, next(runs_of(address, [0]))).encode()])
+    source.serve(reader=[GatherRequest(5, 64, runs_of(address)).encode()])
     assert (source.tickets, source.refused) == ([0] * SLOTS, {5})
 
 
@@ -198,7 +199,7 @@ def test_readers_that_are_done_are_forgotten(source: Source) -> None:
 def message_of_slots(source: Source, ticket: int, slots: int, offset: int = 0) -> bytes:
     """So many slots of two pieces of 64 bytes, those of slot i from 128 i on."""
     address = np.arange(2 * slots, dtype=np.uint64) * np.uint64(64) + np.uint64(source.memory.ctypes.data + offset)
-    return GatherRequest(ticket, 64, next(runs_of(address, [0])), slot_pieces=2).encode()
+    return GatherRequest(ticket, 64, runs_of(address), slot_pieces=2).encode()
 
 
 def test_several_slots_of_one_message_have_tickets_one_after_another(source: Source) -> None:

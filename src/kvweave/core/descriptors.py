@@ -16,83 +16,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvweave.core.array import TokenAxis
 from kvweave.core.block_table import NULL_BLOCK, BlockTable, BlockTables, name_tables
-from kvweave.core.bundle import Bundle, BundleBook, LayerPlaces
+from kvweave.core.bundle import Bundle, BundleBook
 from kvweave.core.interval import Interval
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.portion import Portion, keeps_all_tokens
 from kvweave.core.read import Read, ReadEnd
+from kvweave.core.rows import Rows, coalesced, in_layers
 from kvweave.core.runs import Offsets, Runs, joined
 from kvweave.core.stripes import Stripe, stripe_edges
 from kvweave.core.tokens import TokenShare, segments
 from kvweave.core.whole import LARGEST
 from kvweave.errors import BlockTableError
 
-Addresses = npt.NDArray[np.uint64]
-
 MOST_ROWS = 2**25
 """Pieces of one request for one rank from one source: at three microseconds each (NIXL on shared memory) 100 s."""
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """What one target rank reads from one source rank: row n copies ``nbytes[n]`` bytes between two addresses.
-
-    Addresses and sizes are uint64; the regions say in which registered region of either rank a row lies.
-    """
-
-    source: RankCoordinates
-    source_address: Addresses
-    target_address: Addresses
-    nbytes: Addresses
-    source_region: npt.NDArray[np.int32]
-    target_region: npt.NDArray[np.int32]
-
-    @staticmethod
-    def repeated(source: RankCoordinates, places: LayerPlaces, runs: Runs) -> Rows:
-        """Every run at every place."""
-        rows = object.__new__(Rows)
-        rows.__dict__.update(source=source, _repeats=(places, runs))
-        return rows
-
-    @property
-    def repeats(self) -> tuple[LayerPlaces, Runs] | None:
-        """The places and the runs, if the rows are every run at every place; columns are made when somebody looks at
-        them. No run begins before its place.
-        """
-        return self.__dict__.get("_repeats")
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if self.repeats is None or name not in Rows.__dataclass_fields__:
-                raise AttributeError(f"Rows has no {name}")
-            self.__dict__.update(_columns(*self.repeats))
-            return self.__dict__[name]
-
-    def __len__(self) -> int:
-        if self.repeats is None:
-            return len(self.nbytes)
-        places, runs = self.repeats
-        return len(places.source) * len(runs.source)
-
-    def __repr__(self) -> str:
-        return f"Rows(from {self.source}: {len(self)} rows, {self.total_bytes} bytes)"
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all rows together."""
-        if self.repeats is None:
-            return int(self.nbytes.sum())
-        places, runs = self.repeats
-        return len(places.source) * int(runs.nbytes.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +125,7 @@ def describe_request(
             if len(rows):
                 parts[bundle.source.coordinates].append(rows)
     sources = sorted(parts) if len(stripes) == 1 else parts
-    rows_from = {source: _coalesce(_concatenate(parts[source])) for source in sources}
+    rows_from = {source: coalesced(parts[source]) for source in sources}
     return RequestDescriptors(
         rows_from, {group: tuple(sorted(blocks)) for group, blocks in request.incomplete.items() if blocks}
     )
@@ -234,7 +179,7 @@ class _Request:
                 f"{bundle.source.coordinates}, at most {MOST_ROWS} are moved; choose memory orders that keep more "
                 "bytes together on both sides"
             )
-        return _for_layers(_runs(found.of(stripe), bundle).merged(), bundle)
+        return in_layers(bundle.source.coordinates, bundle.layers, _runs(found.of(stripe), bundle).merged())
 
     def _cached(self, read: Read, source: ReadEnd) -> _Found:
         target = read.target
@@ -351,81 +296,3 @@ def _entry_runs(found: _Segments, bundle: Bundle) -> Runs:
         (ends[:, None] + bundle.runs.target).ravel(),
         (lengths[:, None] * bundle.runs.nbytes).ravel(),
     )
-
-
-def _for_layers(runs: Runs, bundle: Bundle) -> Rows:
-    """Layers by rising source address: their rows then often rise as they are."""
-    places = bundle.layers
-    if not len(runs.source):
-        return Rows.repeated(bundle.source.coordinates, places, runs)
-    source, target = int(runs.source.min()), int(runs.target.min())
-    # numpy adds negative numbers to addresses as it adds their 64-bit complements
-    moved = places._replace(
-        source=places.source + np.int64(source).astype(np.uint64),
-        target=places.target + np.int64(target).astype(np.uint64),
-    )
-    return Rows.repeated(bundle.source.coordinates, moved, runs.moved(-source, -target))
-
-
-def _columns(places: LayerPlaces, runs: Runs) -> dict[str, npt.NDArray[Any]]:
-    """Those of rows that are every run at every place."""
-    count = len(runs.source)
-    return {
-        "source_address": (places.source[:, None] + runs.source.astype(np.uint64)).ravel(),
-        "target_address": (places.target[:, None] + runs.target.astype(np.uint64)).ravel(),
-        "nbytes": np.tile(runs.nbytes.astype(np.uint64), len(places.source)),
-        "source_region": places.source_region.repeat(count),
-        "target_region": places.target_region.repeat(count),
-    }
-
-
-def _concatenate(parts: list[Rows]) -> Rows:
-    if len(parts) == 1:
-        return parts[0]
-    return Rows(
-        parts[0].source,
-        np.concatenate([part.source_address for part in parts]),
-        np.concatenate([part.target_address for part in parts]),
-        np.concatenate([part.nbytes for part in parts]),
-        np.concatenate([part.source_region for part in parts]),
-        np.concatenate([part.target_region for part in parts]),
-    )
-
-
-def _coalesce(rows: Rows) -> Rows:
-    """Rows by rising source address, joined across arrays and layers where both sides continue in one region."""
-    if rows.repeats is not None and _stay_apart(*rows.repeats):
-        return rows
-    if (rows.source_address[:-1] > rows.source_address[1:]).any():
-        rows = _taken(rows, np.argsort(rows.source_address, kind="stable"))
-    source, target, nbytes = rows.source_address, rows.target_address, rows.nbytes
-    continues = source[:-1] + nbytes[:-1] == source[1:]
-    continues &= target[:-1] + nbytes[:-1] == target[1:]
-    if not continues.any():
-        return rows
-    continues &= rows.source_region[:-1] == rows.source_region[1:]
-    continues &= rows.target_region[:-1] == rows.target_region[1:]
-    starts = np.flatnonzero(np.concatenate(([True], ~continues)))
-    return replace(_taken(rows, starts), nbytes=np.add.reduceat(nbytes, starts))
-
-
-def _stay_apart(places: LayerPlaces, runs: Runs) -> bool:
-    """Whether merged runs that are repeated rise from place to place, and none continues in the next place."""
-    if len(places.source) < 2 or not len(runs.source):
-        return True
-    source, target = (
-        places.source + runs.source[-1].astype(np.uint64),
-        places.target + runs.target[-1].astype(np.uint64),
-    )
-    first_source, first_target = places.source[1:], places.target[1:] + runs.target[0].astype(np.uint64)
-    nbytes = runs.nbytes[-1].astype(np.uint64)
-    continues = (source[:-1] + nbytes == first_source) & (target[:-1] + nbytes == first_target)
-    return bool((source[:-1] <= first_source).all()) and not continues.any()
-
-
-def _taken(rows: Rows, chosen: npt.NDArray[np.intp]) -> Rows:
-    """Some of the rows, in that order."""
-    return Rows(
-        rows.source, rows.source_address[chosen], rows.target_address[chosen], rows.nbytes[chosen],
-        rows.source_region[chosen], rows.target_region[chosen],
-    )  # fmt: skip

@@ -23,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvweave.core.array import FullReach
-from kvweave.core.descriptors import RequestDescriptors, Rows
+from kvweave.core.descriptors import RequestDescriptors
 from kvweave.core.labels import Labels, Numbering, Wanted, entries_at_source, flat_positions, label_rank, num_entries
 from kvweave.core.layout import EngineLayout, RankLayout, Shard
 from kvweave.core.parallel import RankCoordinates
+from kvweave.core.rows import Rows
 from kvweave.core.sample import Tables, all_shards, block_tokens, room_tokens, sample_tables
 from kvweave.errors import BlockTableError, PlanError
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from kvweave.core.descriptors import Rows
 from kvweave.core.layout import RankLayout
+from kvweave.core.rows import Rows
 from kvweave.transport.rows import ReadRows
 
 
@@ -36,18 +37,7 @@ class MemoryKinds:
 def split_by_kind(there: MemoryKinds, here: MemoryKinds, rows: Rows) -> Iterator[ReadRows]:
     """The rows of one source, apart by memory kind and device of both ends."""
     if len(there.kinds) == len(here.kinds) == 1:
-        if rows.repeats is None:
-            yield ReadRows(rows.source_address, rows.target_address, rows.nbytes, *there.kinds[0], *here.kinds[0])
-            return
-        places, runs = rows.repeats
-        pattern = ReadRows(
-            runs.source.view(np.uint64),
-            runs.target.view(np.uint64),
-            runs.nbytes.view(np.uint64),
-            *there.kinds[0],
-            *here.kinds[0],
-        )
-        yield ReadRows.repeated(places.source, places.target, pattern)
+        yield _of_one_kind(rows, *there.kinds[0], *here.kinds[0])
         return
     kinds = there.numbers[rows.source_region] * len(here.kinds) + here.numbers[rows.target_region]
     for kind in np.unique(kinds).tolist():
@@ -56,3 +46,12 @@ def split_by_kind(there: MemoryKinds, here: MemoryKinds, rows: Rows) -> Iterator
             rows.source_address[chosen], rows.target_address[chosen], rows.nbytes[chosen],
             *there.kinds[kind // len(here.kinds)], *here.kinds[kind % len(here.kinds)],
         )  # fmt: skip
+
+
+def _of_one_kind(rows: Rows, *kinds: Any) -> ReadRows:
+    if rows.repeats is None:
+        return ReadRows(rows.source_address, rows.target_address, rows.nbytes, *kinds)
+    places, runs = rows.repeats
+    source, target, nbytes = (column.astype(np.uint64) for column in runs)
+    pattern = ReadRows(source, target, nbytes, *kinds)
+    return ReadRows.repeated(places.source, places.target, pattern)

@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvweave.core.block_table import NULL_BLOCK
-from kvweave.core.descriptors import RequestDescriptors, Rows
+from kvweave.core.descriptors import RequestDescriptors
 from kvweave.core.layout import EngineLayout, RankLayout, Shard
 from kvweave.core.parallel import RankCoordinates
 from kvweave.core.plan import TransferPlan
+from kvweave.core.rows import Rows
 from kvweave.testing.memory_image import ArrayName, HeldArray, Positions, RankImage
 from kvweave.testing.requests import Request, Table, first_needed, images_of
 

@@ -22,6 +22,8 @@ from kvweave.transport.rows import ReadRows, UInt64Array
 ByteArray = npt.NDArray[np.uint8]
 PieceArray = npt.NDArray[np.void]
 PlaceArray = npt.NDArray[np.intp]
+_Part = tuple[int, PieceArray, PlaceArray]
+"""The first piece, memory as an array of pieces, and the places in it."""
 
 MOST_SIZES = 32
 """Different sizes that are gathered for one read; one with more has its rows cut into powers of two."""
@@ -49,7 +51,25 @@ class Pieces:
     def __init__(self, address: UInt64Array, size: int) -> None:
         self.size = size
         self.count = len(address)
-        self._parts = tuple(_parts(address, size))
+        self._parts: tuple[_Part, ...] = tuple(_parts(address, size))
+
+    @staticmethod
+    def repeated(first: UInt64Array, distance: UInt64Array, size: int) -> Pieces:
+        """Pieces at each of these distances from each of these addresses."""
+        base, least, step = first.min(), distance.min(), np.uint64(size)
+        repeats, remainders = np.divmod(first - base, step)
+        places, more_remainders = np.divmod(distance - least, step)
+        if remainders.any() or more_remainders.any():
+            return Pieces((first[:, None] + distance).ravel(), size)
+        found = (repeats[:, None] + places).ravel()
+        memory = np.asarray(_Memory(int(base + least), int(repeats.max() + places.max()) + 1, size, size))
+        return Pieces._of(size, len(found), ((0, memory, found.view(np.intp)),))
+
+    @staticmethod
+    def _of(size: int, count: int, parts: tuple[_Part, ...]) -> Pieces:
+        pieces = object.__new__(Pieces)
+        pieces.size, pieces.count, pieces._parts = size, count, parts
+        return pieces
 
     @property
     def nbytes(self) -> int:
@@ -58,14 +78,12 @@ class Pieces:
 
     def take(self, start: int, stop: int) -> Pieces:
         """The pieces ``start <= i < stop``."""
-        taken = Pieces.__new__(Pieces)
-        taken.size, taken.count = self.size, stop - start
-        taken._parts = tuple(
+        parts = tuple(
             (max(0, first - start), memory, places[max(0, start - first) : stop - first])
             for first, memory, places in self._parts
             if first < stop and start < first + len(places)
         )
-        return taken
+        return Pieces._of(self.size, stop - start, parts)
 
     def gather(self, buffer: ByteArray) -> None:
         """Copies the pieces one behind the other to the start of ``buffer``."""
@@ -93,9 +111,9 @@ class Pieces:
 
 def arranged(rows: ReadRows, most_bytes: int) -> ReadRows:
     """The same bytes in rows of at most ``most_bytes`` and few sizes, those of one size together."""
-    if len(rows) and rows.nbytes.max() > most_bytes:
+    if rows.longest > most_bytes:
         rows = _cut(rows, np.uint64(most_bytes))
-    if len(rows) == 0 or (rows.nbytes == rows.nbytes[0]).all():
+    if len(rows) == 0 or rows.one_size is not None:
         return rows
     if len(np.unique(rows.nbytes)) > MOST_SIZES:
         rows = _powers_of_two(rows)
@@ -137,8 +155,8 @@ def _rows_at(rows: ReadRows, row: npt.NDArray[np.intp], offset: UInt64Array, nby
     )  # fmt: skip
 
 
-def _parts(pieces: UInt64Array, size: int) -> Iterator[tuple[int, PieceArray, PlaceArray]]:
-    """The first piece, memory as an array of pieces, and the places in it: one part where all remainders are alike, a
+def _parts(pieces: UInt64Array, size: int) -> Iterator[_Part]:
+    """One part where all remainders are alike, a
     few where they change seldom; otherwise one over an array with an element at every byte, whose elements overlap.
     """
     base = pieces.min()

@@ -15,34 +15,22 @@ The read is done when its last chunk was scattered. A doomed one scatters no mor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from kvweave.errors import TransportError
 from kvweave.transport.base import ReadState
-from kvweave.transport.gather_request import MOST_PIECES, MOST_RUNS, Runs, runs_of
-from kvweave.transport.landing import LEAST_CHUNK_BYTES, chunk_bytes
-from kvweave.transport.pieces import Pieces, arranged, stretches
+from kvweave.transport.gather_request import MOST_RUNS
+from kvweave.transport.landing import chunk_bytes
+from kvweave.transport.part import Part, parts_of
+from kvweave.transport.pieces import arranged
 from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, PiecewiseRead
 from kvweave.transport.rows import ReadRows, split_into_posts
 
 MOST_ASKED = 4
 """How often one chunk is asked for before it is read directly."""
-
-_LEAST_TOGETHER, _MOST_TOGETHER = 4_096, 32_768
-"""Rows that are looked at together: few at first, because the source waits for them."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """Rows ``start <= i < stop`` of a read, all of one size: where they come from and go to."""
-
-    start: int
-    stop: int
-    source: Runs
-    target: Pieces
 
 
 class StagedRead(PiecewiseRead):
@@ -58,7 +46,7 @@ class StagedRead(PiecewiseRead):
         super().__init__(peer, rows.take(0, 0))
         self.rows = arranged(rows, slot_bytes)
         most_bytes = chunk_bytes(self.rows.total_bytes, slot_bytes)
-        self._rest = _parts(self.rows, most_bytes)
+        self._rest = parts_of(self.rows, most_bytes)
         self.unasked = deque((part, 0) for part in islice(self._rest, 1))
         self.open = 0
         self.under_way = 0
@@ -117,30 +105,6 @@ class StagedRead(PiecewiseRead):
         """Ends the read when nothing of it is left."""
         if not self.unasked and not self.open and not self.under_way and self._settled():
             super().end_if_over()
-
-
-def _parts(rows: ReadRows, most_bytes: int) -> Iterator[Part]:
-    """Chunks of arranged rows, the first one small, because all else waits for it. A row at least is in each."""
-    for start, stop in stretches(rows.nbytes) if len(rows) else ():
-        size = int(rows.nbytes[start])
-        count = min(MOST_PIECES, max(1, most_bytes // size))
-        small = 0 if start else min(stop, max(1, min(count, LEAST_CHUNK_BYTES // size)))
-        if small:
-            yield from _parts_of_one_size(rows, start, start + small, small)
-        first, together = start + small, _LEAST_TOGETHER
-        while first < stop:
-            last = min(first + count * max(1, together // count), stop)
-            yield from _parts_of_one_size(rows, first, last, count)
-            first, together = last, min(2 * together, _MOST_TOGETHER)
-
-
-def _parts_of_one_size(rows: ReadRows, start: int, stop: int, count: int) -> Iterator[Part]:
-    """Chunks of so many rows; arithmetic on all of them is cheaper than on each."""
-    target = Pieces(rows.target_address[start:stop], int(rows.nbytes[start]))
-    starts = range(0, stop - start, count)
-    for first, source in zip(starts, runs_of(rows.source_address[start:stop], starts), strict=True):
-        last = first + source.pieces
-        yield Part(start + first, start + last, source, target.take(first, last))
 
 
 @dataclass(slots=True, eq=False)

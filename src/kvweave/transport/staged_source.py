@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.agent_data import RingPlace
-from kvweave.transport.gather_request import MOST_GIVEN_BACK, MOST_SLOTS, NO_RUNS, GatherRequest, Runs, shown
+from kvweave.transport.gather_request import MOST_GIVEN_BACK, MOST_SLOTS, GatherRequest, shown
 from kvweave.transport.landing import SLOT_BYTES
 from kvweave.transport.rows import ReadRows
+from kvweave.transport.runs import NO_RUNS, Runs
 from kvweave.transport.staged_read import MOST_ASKED, Chunk, StagedRead
 
 WINDOW = MOST_SLOTS

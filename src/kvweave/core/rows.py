@@ -1,0 +1,154 @@
+"""The rows that one target rank reads from one source rank: runs at the places of layers, and where they join.
+
+As long as every layer is read alike and none continues in the next one, rows are the runs of one layer and the places
+of all, and nothing is made for each row. Otherwise they are columns, sorted and joined::
+
+    runs [0, 64) [128, 192)   places 4096, 8192     ->   4096, 4224, 8192, 8320
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvweave.core.bundle import LayerPlaces
+from kvweave.core.parallel import RankCoordinates
+from kvweave.core.runs import Runs
+
+Addresses = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What one target rank reads from one source rank: row n copies ``nbytes[n]`` bytes between two addresses.
+
+    Addresses and sizes are uint64; the regions say in which registered region of either rank a row lies.
+    """
+
+    source: RankCoordinates
+    source_address: Addresses
+    target_address: Addresses
+    nbytes: Addresses
+    source_region: npt.NDArray[np.int32]
+    target_region: npt.NDArray[np.int32]
+
+    @staticmethod
+    def repeated(source: RankCoordinates, places: LayerPlaces, runs: Runs) -> Rows:
+        """Every run at every place."""
+        rows = object.__new__(Rows)
+        rows.__dict__.update(source=source, _repeats=(places, runs))
+        return rows
+
+    @property
+    def repeats(self) -> tuple[LayerPlaces, Runs] | None:
+        """The places and the runs, if the rows are every run at every place; columns are made when somebody looks at
+        them. No run begins before its place.
+        """
+        return self.__dict__.get("_repeats")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if self.repeats is None or name not in Rows.__dataclass_fields__:
+                raise AttributeError(f"Rows has no {name}")
+            self.__dict__.update(_columns(*self.repeats))
+            return self.__dict__[name]
+
+    def __len__(self) -> int:
+        if self.repeats is None:
+            return len(self.nbytes)
+        places, runs = self.repeats
+        return len(places.source) * len(runs.source)
+
+    def __repr__(self) -> str:
+        return f"Rows(from {self.source}: {len(self)} rows, {self.total_bytes} bytes)"
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all rows together."""
+        if self.repeats is None:
+            return int(self.nbytes.sum())
+        places, runs = self.repeats
+        return len(places.source) * int(runs.nbytes.sum())
+
+
+def in_layers(source: RankCoordinates, places: LayerPlaces, runs: Runs) -> Rows:
+    """The runs at the places of all layers, these by rising source address: their rows then often rise as they are."""
+    if not len(runs.source):
+        return Rows.repeated(source, places, runs)
+    least_source, least_target = int(runs.source.min()), int(runs.target.min())
+    # numpy adds negative numbers to addresses as it adds their 64-bit complements
+    moved = places._replace(
+        source=places.source + np.int64(least_source).astype(np.uint64),
+        target=places.target + np.int64(least_target).astype(np.uint64),
+    )
+    return Rows.repeated(source, moved, runs.moved(-least_source, -least_target))
+
+
+def coalesced(parts: Sequence[Rows]) -> Rows:
+    """All rows from one source, by rising source address, joined across arrays and layers where both sides continue in
+    one region.
+    """
+    rows = parts[0] if len(parts) == 1 else _concatenated(parts)
+    if rows.repeats is not None and _stay_apart(*rows.repeats):
+        return rows
+    if (rows.source_address[:-1] > rows.source_address[1:]).any():
+        rows = _taken(rows, np.argsort(rows.source_address, kind="stable"))
+    source, target, nbytes = rows.source_address, rows.target_address, rows.nbytes
+    continues = source[:-1] + nbytes[:-1] == source[1:]
+    continues &= target[:-1] + nbytes[:-1] == target[1:]
+    if not continues.any():
+        return rows
+    continues &= rows.source_region[:-1] == rows.source_region[1:]
+    continues &= rows.target_region[:-1] == rows.target_region[1:]
+    starts = np.flatnonzero(np.concatenate(([True], ~continues)))
+    return replace(_taken(rows, starts), nbytes=np.add.reduceat(nbytes, starts))
+
+
+def _columns(places: LayerPlaces, runs: Runs) -> dict[str, npt.NDArray[Any]]:
+    """Those of rows that are every run at every place."""
+    count = len(runs.source)
+    return {
+        "source_address": (places.source[:, None] + runs.source.astype(np.uint64)).ravel(),
+        "target_address": (places.target[:, None] + runs.target.astype(np.uint64)).ravel(),
+        "nbytes": np.tile(runs.nbytes.astype(np.uint64), len(places.source)),
+        "source_region": places.source_region.repeat(count),
+        "target_region": places.target_region.repeat(count),
+    }
+
+
+def _concatenated(parts: Sequence[Rows]) -> Rows:
+    return Rows(
+        parts[0].source,
+        np.concatenate([part.source_address for part in parts]),
+        np.concatenate([part.target_address for part in parts]),
+        np.concatenate([part.nbytes for part in parts]),
+        np.concatenate([part.source_region for part in parts]),
+        np.concatenate([part.target_region for part in parts]),
+    )
+
+
+def _stay_apart(places: LayerPlaces, runs: Runs) -> bool:
+    """Whether merged runs that are repeated rise from place to place, and none continues in the next place."""
+    if len(places.source) < 2 or not len(runs.source):
+        return True
+    source, target = (
+        places.source + runs.source[-1].astype(np.uint64),
+        places.target + runs.target[-1].astype(np.uint64),
+    )
+    first_source, first_target = places.source[1:], places.target[1:] + runs.target[0].astype(np.uint64)
+    nbytes = runs.nbytes[-1].astype(np.uint64)
+    continues = (source[:-1] + nbytes == first_source) & (target[:-1] + nbytes == first_target)
+    return bool((source[:-1] <= first_source).all()) and not continues.any()
+
+
+def _taken(rows: Rows, chosen: npt.NDArray[np.intp]) -> Rows:
+    """Some of the rows, in that order."""
+    return Rows(
+        rows.source, rows.source_address[chosen], rows.target_address[chosen], rows.nbytes[chosen],
+        rows.source_region[chosen], rows.target_region[chosen],
+    )  # fmt: skip
