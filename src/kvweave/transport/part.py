@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from kvweave.transport.gather_request import MOST_PIECES
 from kvweave.transport.landing import LEAST_CHUNK_BYTES
-from kvweave.transport.pieces import Pieces, stretches
-from kvweave.transport.rows import ReadRows
+from kvweave.transport.pieces import PieceGrid, Pieces, stretches
+from kvweave.transport.rows import ReadRows, Repeats, sums
 from kvweave.transport.runs import Runs, runs_of
 
 
@@ -33,24 +33,41 @@ def parts_of(rows: ReadRows, most_bytes: int) -> Iterator[Part]:
     begin = 0
     for start, stop in stretches(rows.nbytes) if rows.one_size is None else [(0, len(rows))]:
         some = rows.take(start, stop)
-        source, target = _ends(some, some.longest)
-        count = _whole_runs(min(MOST_PIECES, max(1, most_bytes // some.longest)), source)
-        small = _whole_runs(max(1, min(count, LEAST_CHUNK_BYTES // some.longest)), source)
+        ends = _OneByOne(some) if some.repeats is None else _Repeated(some.repeats)
+        size, run = some.longest, ends.run_pieces
+        count = _whole_runs(min(MOST_PIECES, max(1, most_bytes // size)), run)
+        small = _whole_runs(max(1, min(count, LEAST_CHUNK_BYTES // size)), run)
         while begin < stop:
             end = min(begin + (count if begin else small), stop)
-            yield Part(begin, end, source.take(begin - start, end - start), target.take(begin - start, end - start))
+            yield Part(begin, end, ends.source(begin - start, end - start), ends.target(begin - start, end - start))
             begin = end
 
 
-def _ends(rows: ReadRows, size: int) -> tuple[Runs, Pieces]:
-    repeats = rows.repeats
-    if repeats is None:
-        return runs_of(rows.source_address), Pieces(rows.target_address, size)
-    source = runs_of(repeats.pattern.source_address).repeated(repeats.source)
-    return source, Pieces.repeated(repeats.target, repeats.pattern.target_address, size)
+class _OneByOne:
+    """Both ends of rows of one size."""
+
+    def __init__(self, rows: ReadRows) -> None:
+        self._runs = runs_of(rows.source_address)
+        self.run_pieces = self._runs.run_pieces
+        self.source = self._runs.take
+        self.target = Pieces(rows.target_address, rows.longest).take
 
 
-def _whole_runs(count: int, runs: Runs) -> int:
+class _Repeated:
+    """The same of rows that are a pattern, over and over."""
+
+    def __init__(self, repeats: Repeats) -> None:
+        pattern = repeats.pattern
+        self._repeats = repeats
+        self._runs = runs_of(pattern.source_address)
+        self.run_pieces = self._runs.run_pieces
+        self.source = self._runs.repeated(repeats.source).take if self.run_pieces != 1 else self._single
+        self.target = PieceGrid(repeats.target, pattern.target_address, pattern.longest).take
+
+    def _single(self, start: int, stop: int) -> Runs:
+        return Runs.single(sums(self._repeats.source, self._repeats.pattern.source_address, start, stop))
+
+
+def _whole_runs(count: int, run: int | None) -> int:
     """So many pieces or somewhat fewer, as runs have them."""
-    alike = runs.run_pieces
-    return count if alike is None or alike > count else count - count % alike
+    return count if run is None or run > count else count - count % run

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvweave.transport.rows import ReadRows, UInt64Array
+from kvweave.transport.rows import ReadRows, UInt64Array, sums
 
 ByteArray = npt.NDArray[np.uint8]
 PieceArray = npt.NDArray[np.void]
@@ -54,19 +54,8 @@ class Pieces:
         self._parts: tuple[_Part, ...] = tuple(_parts(address, size))
 
     @staticmethod
-    def repeated(first: UInt64Array, distance: UInt64Array, size: int) -> Pieces:
-        """Pieces at each of these distances from each of these addresses."""
-        base, least, step = first.min(), distance.min(), np.uint64(size)
-        repeats, remainders = np.divmod(first - base, step)
-        places, more_remainders = np.divmod(distance - least, step)
-        if remainders.any() or more_remainders.any():
-            return Pieces((first[:, None] + distance).ravel(), size)
-        found = (repeats[:, None] + places).ravel()
-        memory = np.asarray(_Memory(int(base + least), int(repeats.max() + places.max()) + 1, size, size))
-        return Pieces._of(size, len(found), ((0, memory, found.view(np.intp)),))
-
-    @staticmethod
-    def _of(size: int, count: int, parts: tuple[_Part, ...]) -> Pieces:
+    def of(size: int, count: int, parts: tuple[_Part, ...]) -> Pieces:
+        """So many pieces in these parts."""
         pieces = object.__new__(Pieces)
         pieces.size, pieces.count, pieces._parts = size, count, parts
         return pieces
@@ -83,7 +72,7 @@ class Pieces:
             for first, memory, places in self._parts
             if first < stop and start < first + len(places)
         )
-        return Pieces._of(self.size, stop - start, parts)
+        return Pieces.of(self.size, stop - start, parts)
 
     def gather(self, buffer: ByteArray) -> None:
         """Copies the pieces one behind the other to the start of ``buffer``."""
@@ -107,6 +96,31 @@ class Pieces:
     def _packed(self, buffer: ByteArray) -> PieceArray:
         packed: PieceArray = buffer[: self.nbytes].view(f"V{self.size}")
         return packed
+
+
+class PieceGrid:
+    """Pieces of ``size`` bytes at each of some distances from each of some addresses, of which some are to be moved."""
+
+    __slots__ = ("_distance", "_first", "_memory", "size")
+
+    def __init__(self, first: UInt64Array, distance: UInt64Array, size: int) -> None:
+        self.size = size
+        self._memory: PieceArray | None = None
+        self._first, self._distance = first, distance
+        base, least, step = first.min(), distance.min(), np.uint64(size)
+        repeats, remainders = np.divmod(first - base, step)
+        places, more_remainders = np.divmod(distance - least, step)
+        if not remainders.any() and not more_remainders.any():
+            count = int(repeats.max() + places.max()) + 1
+            self._memory = np.asarray(_Memory(int(base + least), count, size, size))
+            self._first, self._distance = repeats, places
+
+    def take(self, start: int, stop: int) -> Pieces:
+        """The pieces ``start <= i < stop``, the distance changing faster."""
+        found = sums(self._first, self._distance, start, stop)
+        if self._memory is None:
+            return Pieces(found, self.size)
+        return Pieces.of(self.size, len(found), ((0, self._memory, found.view(np.intp)),))
 
 
 def arranged(rows: ReadRows, most_bytes: int) -> ReadRows:

@@ -141,13 +141,11 @@ class ReadRows:
         def __getattr__(self, name: str) -> Any:
             if self._part is None or name not in _COLUMNS:
                 raise AttributeError(f"ReadRows has no {name}")
-            side, number = _COLUMNS[name]
-            found = self.__dict__[name] = self._part.column(side, number)
+            found = self.__dict__[name] = self._part.column(name)
             return found
 
 
-_COLUMNS = {"source_address": ("source", 0), "target_address": ("target", 0), "nbytes": ("target", 1)}
-"""Where columns stand in a side's triples."""
+_COLUMNS = ("source_address", "target_address", "nbytes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,34 +174,35 @@ class _Part:
     stop: int
 
     def triples(self, side: str) -> UInt64Array:
-        found = self._copies(self.repeats.triples[side])
-        self._add(found[:, :, 0], side)
-        return self._cut(found)
-
-    def column(self, side: str, number: int) -> UInt64Array:
-        found = self._copies(self.repeats.triples[side][:, number])
-        if number == 0:
-            self._add(found, side)
-        return self._cut(found)
-
-    def _copies(self, pattern: UInt64Array) -> UInt64Array:
-        """Of the pattern, one for each repeat that this part touches."""
-        first, last = self._repeats()
+        if self.start == self.stop:
+            return np.empty((0, 3), np.uint64)
+        pattern = self.repeats.triples[side]
+        first, last = self.start // len(pattern), -(-self.stop // len(pattern))
         found: UInt64Array = np.empty((last - first, *pattern.shape), np.uint64)
         found[:] = pattern
-        return found
+        found[:, :, 0] += getattr(self.repeats, side)[first:last, None]
+        start = self.start - first * len(pattern)
+        return found.reshape(-1, 3)[start : start + self.stop - self.start]
 
-    def _add(self, address: UInt64Array, side: str) -> None:
-        first, last = self._repeats()
-        address += getattr(self.repeats, side)[first:last, None]
+    def column(self, name: str) -> UInt64Array:
+        repeats, pattern = self.repeats, self.repeats.pattern
+        if name == "source_address":
+            return sums(repeats.source, pattern.source_address, self.start, self.stop)
+        if name == "target_address":
+            return sums(repeats.target, pattern.target_address, self.start, self.stop)
+        if pattern.one_size is not None:
+            return np.full(self.stop - self.start, pattern.one_size, np.uint64)
+        return sums(np.zeros_like(repeats.source), pattern.nbytes, self.start, self.stop)
 
-    def _cut(self, found: UInt64Array) -> UInt64Array:
-        start = self.start - self._repeats()[0] * len(self.repeats.pattern)
-        return found.reshape(-1, *found.shape[2:])[start : start + self.stop - self.start]
 
-    def _repeats(self) -> tuple[int, int]:
-        count = len(self.repeats.pattern)
-        return (self.start // count, -(-self.stop // count)) if self.start < self.stop else (0, 0)
+def sums(first: npt.NDArray[Any], second: npt.NDArray[Any], start: int, stop: int) -> npt.NDArray[Any]:
+    """The sums number ``start <= i < stop`` of each of one and each of the other, the second one changing faster."""
+    if start >= stop:
+        return second[:0]
+    count = len(second)
+    row, last = start // count, -(-stop // count)
+    found: npt.NDArray[Any] = (first[row:last, None] + second).ravel() if last - row > 1 else first[row] + second
+    return found[start - row * count : stop - row * count]
 
 
 def _rows_of(repeats: Repeats, start: int, stop: int) -> ReadRows:

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from kvweave.transport.pieces import Pieces
+from kvweave.transport.pieces import PieceGrid, Pieces
 from kvweave.transport.rows import UInt64Array
 
 UInt32Array = npt.NDArray[np.uint32]
@@ -34,13 +34,18 @@ class Runs:
     count: UInt32Array
 
     @staticmethod
+    def single(address: UInt64Array) -> Runs:
+        """Runs of one piece each."""
+        return Runs(address, _NONE, _NONE)
+
+    @staticmethod
     def joined(several: Sequence[Runs]) -> Runs:
         """All of them, in their order."""
         if len(several) == 1:
             return several[0]
         address = np.concatenate([runs.address for runs in several])
         if not any(len(runs.count) for runs in several):
-            return Runs(address, _NONE, _NONE)
+            return Runs.single(address)
         stride = [runs.stride if len(runs.count) else np.zeros(len(runs.address), np.uint32) for runs in several]
         count = [runs.count if len(runs.count) else np.ones(len(runs.address), np.uint32) for runs in several]
         return Runs(address, np.concatenate(stride), np.concatenate(count))
@@ -60,7 +65,7 @@ class Runs:
     def take(self, start: int, stop: int) -> Runs:
         """The pieces ``start <= i < stop``."""
         if not len(self.count):
-            return Runs(self.address[start:stop], _NONE, _NONE)
+            return Runs.single(self.address[start:stop])
         if start >= stop:
             return NO_RUNS
         begins = self._begins
@@ -73,7 +78,7 @@ class Runs:
             address[0] += np.uint64(skipped * int(stride[0]))
             count[0] -= skipped
             count[-1] -= left
-        return Runs(address, stride, count) if count.max() > 1 else Runs(address, _NONE, _NONE)
+        return Runs(address, stride, count) if count.max() > 1 else Runs.single(address)
 
     def repeated(self, first: UInt64Array) -> Runs:
         """All of them, whose addresses are distances, from each of these addresses."""
@@ -97,7 +102,7 @@ class Runs:
         if self.run_pieces is None or len(self.count) == 0 or (self.stride != self.stride[0]).any():
             return Pieces(self.addresses(), piece_bytes)
         steps = np.arange(self.run_pieces, dtype=np.uint64) * np.uint64(self.stride[0])
-        return Pieces.repeated(self.address, steps, piece_bytes)
+        return PieceGrid(self.address, steps, piece_bytes).take(0, self.pieces)
 
     def spans(self, piece_bytes: int) -> UInt64Array:
         """Bytes from the begin of each run's first piece to the end of its last one."""
@@ -111,7 +116,7 @@ class Runs:
         return np.cumsum(self.count, dtype=np.int64) - self.count
 
 
-NO_RUNS = Runs(np.zeros(0, np.uint64), _NONE, _NONE)
+NO_RUNS = Runs.single(np.zeros(0, np.uint64))
 
 
 def runs_of(address: UInt64Array) -> Runs:
@@ -123,7 +128,7 @@ def runs_of(address: UInt64Array) -> Runs:
     """
     continues = _continued(address)
     if not continues.any():
-        return Runs(address, _NONE, _NONE)
+        return Runs.single(address)
     first = np.flatnonzero(~continues)
     count = np.diff(first, append=len(address)).astype(np.uint32)
     several = count > 1
