@@ -46,8 +46,10 @@ def test_parts_of_repeated_rows_move_what_the_rows_do(blocks: list[int], layers:
     for part in parts_of(rows, most):
         assert part.start == covered and (part.stop - part.start) * SIZE <= max(most, SIZE)
         covered = part.stop
+        assert part.nbytes == part.target.nbytes == len(part) * SIZE
+        assert part.ends.most_runs(part.start, part.stop) >= len(part.source.address)
         assert part.source.addresses().tolist() == source[part.start : part.stop].tolist()
-        found = np.zeros(part.target.nbytes, np.uint8)
+        found = np.zeros(part.nbytes, np.uint8)
         part.target.gather(found)
         starts = (target[part.start : part.stop] - np.uint64(MEMORY.ctypes.data)).tolist()
         np.testing.assert_array_equal(found, np.concatenate([MEMORY[start : start + SIZE] for start in starts]))
@@ -59,20 +61,20 @@ def test_runs_that_are_alike_are_not_cut(made: object) -> None:
     rows = made(head_split([9, 3, 7, 1, 5], 4, 0, size=256))  # type: ignore[operator]
     parts = list(parts_of(rows, 20 * 256))
     assert [part.stop - part.start for part in parts] == [16] * 10
-    assert all(part.source.run_pieces == 8 for part in parts)
+    assert all(part.source.unit == 8 for part in parts)
 
 
 def test_the_first_part_is_small() -> None:
     address = (1 + np.arange(1 << 14, dtype=np.uint64)) * np.uint64(8192)
     rows = ReadRows(address, address, np.full(len(address), 4096, np.uint64))
     first, second, *_ = parts_of(rows, 1 << 20)
-    assert first.target.nbytes == LEAST_CHUNK_BYTES and second.target.nbytes == 1 << 20
+    assert first.nbytes == LEAST_CHUNK_BYTES and second.nbytes == 1 << 20
 
 
 def test_every_size_has_parts_of_its_own() -> None:
     address = (1 + np.arange(10, dtype=np.uint64)) * np.uint64(100)
     rows = arranged(ReadRows(address, address, np.array([8, 16] * 5, np.uint64)), 1 << 20)
-    assert [(part.start, part.stop, part.target.size) for part in parts_of(rows, 48)] == [
+    assert [(part.start, part.stop, part.ends.size) for part in parts_of(rows, 48)] == [
         (0, 5, 8), (5, 8, 16), (8, 10, 16),
     ]  # fmt: skip
     assert not list(parts_of(rows.take(0, 0), 48))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,13 +29,6 @@ def test_a_part_of_them_is_those_pieces(places: list[int], start: int, stop: int
         assert GatherRequest.decode(GatherRequest(1, 8, runs).encode()).runs.addresses().tolist() == expected
 
 
-@given(PLACES, st.integers(1, 20))
-def test_parts_joined_are_all_again(places: list[int], together: int) -> None:
-    runs = runs_of(addresses(places))
-    joined = Runs.joined([runs.take(n, min(n + together, len(places))) for n in range(0, len(places), together)])
-    assert joined.addresses().tolist() == addresses(places).tolist() and joined.pieces == len(places)
-
-
 @given(PLACES, st.lists(st.integers(0, 9), min_size=1, max_size=4))
 def test_repeated_they_are_their_pieces_from_every_address(places: list[int], first: list[int]) -> None:
     layers, runs = np.array(first, np.uint64) * np.uint64(1 << 20), runs_of(addresses(places))
@@ -42,15 +37,15 @@ def test_repeated_they_are_their_pieces_from_every_address(places: list[int], fi
 
 
 @pytest.mark.parametrize("stride", [64, 96, 100])
-@pytest.mark.parametrize("alike", [True, False])
-def test_their_places_are_gathered_as_their_addresses_are(stride: int, alike: bool) -> None:
+@pytest.mark.parametrize("counts", [(6, 6, 6), (6, 2, 4), (6, 5, 3)], ids=["alike", "of one unit", "of none"])
+def test_their_places_are_gathered_as_their_addresses_are(stride: int, counts: tuple[int, ...]) -> None:
     memory = np.random.default_rng(0).integers(0, 256, 1 << 14, np.uint8)
     first = np.array([4096, 64, 9000], np.uint64)
     runs = Runs(
         first + np.uint64(memory.ctypes.data), np.full(3, stride, np.uint32),
-        np.array([5, 5, 5 if alike else 3], np.uint32),
+        np.array(counts, np.uint32),
     )  # fmt: skip
-    assert (runs.run_pieces == 5) == alike
+    assert runs.unit == math.gcd(*counts)
     found = np.zeros(runs.pieces * 32, np.uint8)
     runs.at_places(32).gather(found)
     starts = (runs.addresses() - np.uint64(memory.ctypes.data)).tolist()
@@ -61,8 +56,7 @@ def test_a_head_split_takes_one_run_a_block() -> None:
     blocks = np.array([90, 3, 41, 42, 7], np.uint64) * np.uint64(16 * 2048)
     runs = runs_of((blocks[:, None] + np.arange(16, dtype=np.uint64) * np.uint64(2048)).ravel())
     assert len(runs.address) == 4  # two of the blocks are neighbours
-    assert runs.pieces == 80 and runs.run_pieces is None
-    assert runs.take(0, 32).run_pieces == 16
+    assert runs.pieces == 80 and runs.unit == 16
 
 
 def test_falling_addresses_and_far_ones_are_no_run() -> None:

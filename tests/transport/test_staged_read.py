@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -103,9 +104,10 @@ def test_what_is_asked_for_together_has_one_size_and_full_chunks_but_the_last() 
     read = staged(1024, 4096)
     found = []
     while read.unasked:
-        together = [part.target for part, _ in read.next_parts(4)]
-        assert len({part.size for part in together}) == 1 and len({part.count for part in together[:-1]}) <= 1
-        assert together[-1].count <= together[0].count
+        together = [part for part, _ in read.next_parts(4)]
+        assert len({part.ends for part in together}) == 1 and len({len(part) for part in together[:-1]}) <= 1
+        assert all(one.stop == other.start for one, other in pairwise(together))
+        assert len(together[-1]) <= len(together[0])
         found.append(len(together))
     assert sum(found) == 16 and max(found) == 4
 

@@ -73,7 +73,7 @@ class MappedSource(StagedSource):
     def _take(self, chunk: Chunk, slot: int) -> None:
         """Scatters a slot, which must still be the chunk's afterwards."""
         start = slot_offset(self.place, slot)
-        chunk.part.target.scatter(self._ring.memory[start : start + chunk.part.target.nbytes])
+        chunk.part.target.scatter(self._ring.memory[start : start + chunk.part.nbytes])
         if self._status[slot] != chunk.shown:
             self._overtaken(chunk)
         self._close(chunk)

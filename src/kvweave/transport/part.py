@@ -1,7 +1,7 @@
 """The parts of a read that its source gathers, one slot each: where their pieces come from, and where they go.
 
 Where rows are a pattern that is repeated, nothing but the pattern is looked at. A part ends where a run of pieces does,
-if all runs are alike, so that the source finds them alike too.
+if runs are alike, so that the source finds them alike too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,46 @@ from dataclasses import dataclass
 from kvweave.transport.gather_request import MOST_PIECES
 from kvweave.transport.landing import LEAST_CHUNK_BYTES
 from kvweave.transport.pieces import PieceGrid, Pieces, stretches
-from kvweave.transport.rows import ReadRows, Repeats, sums
+from kvweave.transport.rows import ReadRows
 from kvweave.transport.runs import Runs, runs_of
+
+
+class Ends:
+    """Where rows of one size come from and go to; rows ``start <= i < stop`` of the read are ``rows``."""
+
+    def __init__(self, rows: ReadRows, start: int) -> None:
+        self.size = rows.longest
+        self._rows = rows
+        self._start = start
+        self._target: Pieces | PieceGrid
+        repeats = rows.repeats
+        if repeats is None:
+            runs = runs_of(rows.source_address)
+            self._target = Pieces(rows.target_address, self.size)
+        else:
+            runs = runs_of(repeats.pattern.source_address)
+            self._target = PieceGrid(repeats.target, repeats.pattern.target_address, self.size)
+        self.unit = runs.unit
+        self._runs: Runs | None = None
+        if len(runs.count):
+            self._runs = runs if repeats is None else runs.repeated(repeats.source)
+
+    def source(self, start: int, stop: int) -> Runs:
+        """Where these rows of the read come from."""
+        start, stop = start - self._start, stop - self._start
+        if self._runs is None:
+            return Runs.single(self._rows.take(start, stop).source_address)
+        return self._runs.take(start, stop)
+
+    def target(self, start: int, stop: int) -> Pieces:
+        """Where they go."""
+        return self._target.take(start - self._start, stop - self._start)
+
+    def most_runs(self, start: int, stop: int) -> int:
+        """How many runs they are, or one or two more."""
+        if self._runs is None:
+            return stop - start
+        return self._runs.most_between(start - self._start, stop - self._start)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,8 +60,25 @@ class Part:
 
     start: int
     stop: int
-    source: Runs
-    target: Pieces
+    ends: Ends
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its rows."""
+        return len(self) * self.ends.size
+
+    @property
+    def source(self) -> Runs:
+        """Made anew whenever it is asked for."""
+        return self.ends.source(self.start, self.stop)
+
+    @property
+    def target(self) -> Pieces:
+        """Made anew whenever it is asked for."""
+        return self.ends.target(self.start, self.stop)
 
 
 def parts_of(rows: ReadRows, most_bytes: int) -> Iterator[Part]:
@@ -32,42 +87,15 @@ def parts_of(rows: ReadRows, most_bytes: int) -> Iterator[Part]:
         return
     begin = 0
     for start, stop in stretches(rows.nbytes) if rows.one_size is None else [(0, len(rows))]:
-        some = rows.take(start, stop)
-        ends = _OneByOne(some) if some.repeats is None else _Repeated(some.repeats)
-        size, run = some.longest, ends.run_pieces
-        count = _whole_runs(min(MOST_PIECES, max(1, most_bytes // size)), run)
-        small = _whole_runs(max(1, min(count, LEAST_CHUNK_BYTES // size)), run)
+        ends = Ends(rows.take(start, stop), start)
+        count = _whole_runs(min(MOST_PIECES, max(1, most_bytes // ends.size)), ends.unit)
+        small = _whole_runs(max(1, min(count, LEAST_CHUNK_BYTES // ends.size)), ends.unit)
         while begin < stop:
             end = min(begin + (count if begin else small), stop)
-            yield Part(begin, end, ends.source(begin - start, end - start), ends.target(begin - start, end - start))
+            yield Part(begin, end, ends)
             begin = end
 
 
-class _OneByOne:
-    """Both ends of rows of one size."""
-
-    def __init__(self, rows: ReadRows) -> None:
-        self._runs = runs_of(rows.source_address)
-        self.run_pieces = self._runs.run_pieces
-        self.source = self._runs.take
-        self.target = Pieces(rows.target_address, rows.longest).take
-
-
-class _Repeated:
-    """The same of rows that are a pattern, over and over."""
-
-    def __init__(self, repeats: Repeats) -> None:
-        pattern = repeats.pattern
-        self._repeats = repeats
-        self._runs = runs_of(pattern.source_address)
-        self.run_pieces = self._runs.run_pieces
-        self.source = self._runs.repeated(repeats.source).take if self.run_pieces != 1 else self._single
-        self.target = PieceGrid(repeats.target, pattern.target_address, pattern.longest).take
-
-    def _single(self, start: int, stop: int) -> Runs:
-        return Runs.single(sums(self._repeats.source, self._repeats.pattern.source_address, start, stop))
-
-
-def _whole_runs(count: int, run: int | None) -> int:
+def _whole_runs(count: int, unit: int) -> int:
     """So many pieces or somewhat fewer, as runs have them."""
-    return count if run is None or run > count else count - count % run
+    return count if unit > count else count - count % unit

@@ -150,14 +150,12 @@ class ReadSource(StagedSource):
 
     def _read_slot(self, chunk: Chunk) -> None:
         chunk.landing = self._landing.free_slots.pop()
-        place = (chunk.slot, chunk.landing, chunk.part.target.nbytes)
+        place = (chunk.slot, chunk.landing, chunk.part.nbytes)
         piece = self._prepared.pop(place, None)
         if piece is None:
             source = self.place.address + slot_offset(self.place, chunk.slot)
             target = self._landing.slot(chunk.landing).ctypes.data
-            piece = self._agent.prepare(
-                self._peer, ReadRows(single(source), single(target), single(chunk.part.target.nbytes))
-            )
+            piece = self._agent.prepare(self._peer, ReadRows(single(source), single(target), single(chunk.part.nbytes)))
         try:
             self._agent.start(piece)
         except TransportError:
@@ -192,8 +190,8 @@ class ReadSource(StagedSource):
         if chunk.landing >= 0:
             self._landing.free_slots.append(chunk.landing)
         if chunk.piece is not None:
-            replaced = self._prepared.get((chunk.slot, chunk.landing, chunk.part.target.nbytes))
-            self._prepared[chunk.slot, chunk.landing, chunk.part.target.nbytes] = chunk.piece
+            replaced = self._prepared.get((chunk.slot, chunk.landing, chunk.part.nbytes))
+            self._prepared[chunk.slot, chunk.landing, chunk.part.nbytes] = chunk.piece
             if replaced is not None:
                 self._agent.release(replaced)
         chunk.landing, chunk.piece = -1, None

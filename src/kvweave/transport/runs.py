@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,29 +37,22 @@ class Runs:
         """Runs of one piece each."""
         return Runs(address, _NONE, _NONE)
 
-    @staticmethod
-    def joined(several: Sequence[Runs]) -> Runs:
-        """All of them, in their order."""
-        if len(several) == 1:
-            return several[0]
-        address = np.concatenate([runs.address for runs in several])
-        if not any(len(runs.count) for runs in several):
-            return Runs.single(address)
-        stride = [runs.stride if len(runs.count) else np.zeros(len(runs.address), np.uint32) for runs in several]
-        count = [runs.count if len(runs.count) else np.ones(len(runs.address), np.uint32) for runs in several]
-        return Runs(address, np.concatenate(stride), np.concatenate(count))
-
     @property
     def pieces(self) -> int:
         """How many pieces there are. Counts of a peer may be anything: their sum is exact all the same."""
         return int(self.count.sum(dtype=np.uint64)) if len(self.count) else len(self.address)
 
     @cached_property
-    def run_pieces(self) -> int | None:
-        """Pieces of each run, where all have as many."""
+    def unit(self) -> int:
+        """The largest number of pieces of which every run has a multiple."""
+        return int(np.gcd.reduce(self.count)) if len(self.count) else 1
+
+    def most_between(self, start: int, stop: int) -> int:
+        """How many runs the pieces ``start <= i < stop`` are in, or one or two more."""
         if not len(self.count):
-            return 1
-        return int(self.count[0]) if (self.count == self.count[0]).all() else None
+            return stop - start
+        first, last = np.searchsorted(self._begins, (start, stop))
+        return int(last - first) + 1
 
     def take(self, start: int, stop: int) -> Runs:
         """The pieces ``start <= i < stop``."""
@@ -89,20 +81,17 @@ class Runs:
         """Of every piece, in their order."""
         if not len(self.count):
             return self.address
-        stride = self.stride.astype(np.uint64)
-        if self.run_pieces is not None:
-            steps = np.arange(self.run_pieces, dtype=np.uint64)
-            return (self.address[:, None] + stride[:, None] * steps).ravel()
-        run = np.repeat(np.arange(len(self.count)), self.count)
-        number = np.arange(len(run)) - (np.cumsum(self.count, dtype=np.int64) - self.count)[run]
-        return self.address[run] + number.astype(np.uint64) * stride[run]
+        return _stepped(self.address, self.stride.astype(np.uint64), self.count)
 
     def at_places(self, piece_bytes: int) -> Pieces:
         """The pieces in memory of this process, which must have all of it."""
-        if self.run_pieces is None or len(self.count) == 0 or (self.stride != self.stride[0]).any():
+        unit = self.unit
+        if unit == 1 or (self.stride != self.stride[0]).any():
             return Pieces(self.addresses(), piece_bytes)
-        steps = np.arange(self.run_pieces, dtype=np.uint64) * np.uint64(self.stride[0])
-        return PieceGrid(self.address, steps, piece_bytes).take(0, self.pieces)
+        stride = self.stride.astype(np.uint64)
+        units = _stepped(self.address, stride * np.uint64(unit), self.count // np.uint32(unit))
+        steps = np.arange(unit, dtype=np.uint64) * stride[0]
+        return PieceGrid(units, steps, piece_bytes).take(0, self.pieces)
 
     def spans(self, piece_bytes: int) -> UInt64Array:
         """Bytes from the begin of each run's first piece to the end of its last one."""
@@ -117,6 +106,16 @@ class Runs:
 
 
 NO_RUNS = Runs.single(np.zeros(0, np.uint64))
+
+
+def _stepped(address: UInt64Array, step: UInt64Array, count: UInt32Array) -> UInt64Array:
+    """From each address so many, a step apart."""
+    if (count == count[0]).all():
+        steps = np.arange(int(count[0]), dtype=np.uint64)
+        return (address[:, None] + step[:, None] * steps).ravel()
+    run = np.repeat(np.arange(len(count)), count)
+    number = np.arange(len(run)) - (np.cumsum(count, dtype=np.int64) - count)[run]
+    return address[run] + number.astype(np.uint64) * step[run]
 
 
 def runs_of(address: UInt64Array) -> Runs:

@@ -69,17 +69,17 @@ class StagedRead(PiecewiseRead):
         return found
 
     def next_parts(self, most: int) -> list[tuple[Part, int]]:
-        """At most so many that can be asked for together: pieces of one size, as many in each but the last."""
+        """At most so many that can be asked for together: rows behind one another, as many in each but the last."""
         found = [self.next_part()]
-        first = found[0][0]
-        runs = len(first.source.address)
+        first = last = found[0][0]
         while self.unasked and len(found) < most:
             part, _ = self.unasked[0]
-            runs += len(part.source.address)
-            full = found[-1][0].target.count == first.target.count >= part.target.count
-            if not full or part.target.size != first.target.size or runs > MOST_RUNS:
+            full = len(last) == len(first) >= len(part)
+            follows = part.ends is first.ends and part.start == last.stop
+            if not full or not follows or first.ends.most_runs(first.start, part.stop) > MOST_RUNS:
                 break
             found.append(self.next_part())
+            last = part
         return found
 
     def read_directly(self, part: Part) -> None:

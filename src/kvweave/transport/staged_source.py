@@ -174,8 +174,8 @@ class StagedSource(ABC):
         for ticket, (part, times_asked) in enumerate(asked, first):
             self._open[ticket] = Chunk(read, part, ticket, shown(ticket), times_asked + 1)
         read.open += len(asked)
-        pieces = asked[0][0].target
-        self._send(first, pieces.size, Runs.joined([part.source for part, _ in asked]), pieces.count)
+        (part, _), (last, _) = asked[0], asked[-1]
+        self._send(first, part.ends.size, part.ends.source(part.start, last.stop), len(part))
 
     def _send(self, ticket: int, piece_bytes: int, runs: Runs, slot_pieces: int = 1) -> None:
         given_back = [self._given_back.popleft() for _ in range(min(len(self._given_back), MOST_GIVEN_BACK))]
