@@ -1,9 +1,10 @@
 """All ways of reading pieces in random order from a process of this machine: ``python -m bench.staging [--json]``.
 
 Two processes over NIXL on this machine: one has the cache of 61 layers, the other one reads the blocks of a request, in
-pieces of 4 to 256 KB at random places on both sides, in one piece, and in the pieces of 256 bytes of which a head split
-consists where both sides keep tokens before heads. Each is read by NIXL piece by piece (direct), by the system's own
-copies of many pieces (copied), staged, and as the cost model chooses, in turns; the shortest time of several counts.
+pieces of 4 to 256 KB at random places on both sides, and in those of 256 bytes of which a head split consists where
+both sides keep tokens before heads, 64 MB each, and in one piece. Each is read by NIXL piece by piece (direct), by the
+system's own copies of many pieces (copied), staged, and as the cost model chooses, in turns; the shortest time of
+several counts.
 With ``--elsewhere`` the source counts as one of another machine: the system copies nothing, and no ring is mapped.
 """
 
@@ -34,8 +35,9 @@ from kvweave.version import __version__
 
 SCHEMA = "kvweave.bench.staging/2"
 LAYERS = 61
-LAYER_BYTES = 5 << 20
+LAYER_BYTES = 10 << 20
 PIECES = (4 << 10, 16 << 10, 64 << 10, 256 << 10)
+REQUEST_BYTES = 64 << 20
 REPEATS = 8
 SERVING_SECONDS = 0.0002
 """How long an engine sleeps between two looks while a peer may be reading."""
@@ -84,7 +86,7 @@ class Places:
 def all_places() -> Iterator[Places]:
     """What is read, one kind after the other."""
     for size in PIECES:
-        yield _random_blocks(f"{size >> 10} KB", size, 64 << 20)
+        yield _random_blocks(f"{size >> 10} KB", size, REQUEST_BYTES)
     yield _head_split()
     whole = np.zeros(1, np.uint64)
     yield Places("256 MB in one", whole, whole, np.full(1, 256 << 20, np.uint64), layers=1)
@@ -102,7 +104,7 @@ def _random_blocks(name: str, size: int, total: int) -> Places:
 
 def _head_split() -> Places:
     """One head of 128 elements of 2 bytes: from 8 heads a token at the source, one of 2 at the target, 16 a block."""
-    blocks = _random_blocks("", 16 * 8 * 256, 160 << 20)
+    blocks = _random_blocks("", 16 * 8 * 256, 8 * REQUEST_BYTES)
     token = np.arange(16, dtype=np.uint64)
     return Places(
         "head split, NHD",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.transport.test_rates import RATES, rows
 
 from kvweave.transport.choice import LEAST_NOTED_BYTES, MOST_LATENESS, Choice
+from kvweave.transport.rows import ReadRows
 
 SMALL = rows(4 << 10)
 EXPECTED = RATES.staged_seconds(SMALL)
@@ -13,7 +14,7 @@ EXPECTED = RATES.staged_seconds(SMALL)
 def late(times: float, reads: int) -> Choice:
     choice = Choice(RATES)
     for _ in range(reads):
-        choice.note(SMALL, times * EXPECTED)
+        choice.staged.note(SMALL, times * EXPECTED)
     return choice
 
 
@@ -36,7 +37,7 @@ def test_what_gains_more_than_it_is_late_is_staged_still() -> None:
 def test_reads_in_time_bring_it_back() -> None:
     choice = late(MOST_LATENESS, 8)
     for _ in range(8):
-        choice.note(SMALL, EXPECTED)
+        choice.staged.note(SMALL, EXPECTED)
     assert choice.prefers_staged(SMALL)
 
 
@@ -57,5 +58,28 @@ def test_a_read_faster_than_expected_earns_no_credit() -> None:
 def test_small_reads_say_nothing() -> None:
     choice = Choice(RATES)
     for _ in range(20):
-        choice.note(rows(4 << 10, LEAST_NOTED_BYTES // 2), 1.0)
+        choice.staged.note(rows(4 << 10, LEAST_NOTED_BYTES // 2), 1.0)
     assert choice.prefers_staged(SMALL)
+
+
+def test_late_direct_reads_count_as_late_ones_staged_do() -> None:
+    """Pieces for which direct reading is somewhat cheaper are staged once it was late, and tried directly again."""
+    choice, alike = late(1.0, 1), alike_both_ways()
+    for _ in range(8):
+        choice.direct.note(alike, 2 * RATES.direct_seconds(alike))
+    staged = 0
+    while choice.prefers_staged(alike):
+        staged += 1
+    assert 0 < staged < 200
+
+
+def test_late_direct_reads_make_nobody_try_the_other_way() -> None:
+    choice, alike = Choice(RATES), alike_both_ways()
+    for _ in range(8):
+        choice.direct.note(alike, 2 * RATES.direct_seconds(alike))
+    assert not choice.prefers_staged(alike)
+
+
+def alike_both_ways() -> ReadRows:
+    """The smallest pieces for which direct reading should be cheaper."""
+    return next(some for some in map(rows, range(4 << 10, 64 << 10, 1 << 10)) if not Choice(RATES).prefers_staged(some))

@@ -1,11 +1,14 @@
-"""Which way the reads from one source take: the cheaper one by measured costs, corrected by how late staged reads were.
+"""Which way the reads from one source take: the cheaper one by measured costs, corrected by how late reads were.
 
 A staged read needs a turn of the source's process as well as of the reader's, which beside other work comes later than
-any measurement at start can know. So staging counts as dear as the last staged reads were, and is tried again after a
-while: with every read that goes directly for that reason, a twentieth of what was added is forgotten.
+any measurement at start can know; and no measurement of a few pieces knows how many a request has. So each way counts
+as dear as its last reads were, and is tried again after a while: with every read that takes the other way for that
+reason alone, a twentieth of what was added is forgotten.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from kvweave.transport.rates import Rates
 from kvweave.transport.rows import ReadRows
@@ -14,29 +17,43 @@ MOST_LATENESS = 8.0
 LEAST_NOTED_BYTES = 1 << 20
 """Smaller reads say more about starting than about the way."""
 _NEW_SHARE = 0.5
-_KEPT_BY_DIRECT = 0.95
+_KEPT_BY_OTHERS = 0.95
+
+
+class Way:
+    """One way: what reading by it should cost, and how many times as long its last reads took (``lateness``)."""
+
+    def __init__(self, seconds: Callable[[ReadRows], float]) -> None:
+        self.seconds = seconds
+        self.lateness = 1.0
+        self.noted = False
+
+    def note(self, rows: ReadRows, seconds: float) -> None:
+        """A read of these rows took so long, from its begin to its end."""
+        if rows.total_bytes >= LEAST_NOTED_BYTES:
+            found = min(max(seconds / self.seconds(rows), 1.0), MOST_LATENESS)
+            self.lateness += _NEW_SHARE * (found - self.lateness)
+            self.noted = True
+
+    def forget(self) -> None:
+        """Another way was taken because this one was late."""
+        self.lateness = 1.0 + _KEPT_BY_OTHERS * (self.lateness - 1.0)
 
 
 class Choice:
-    """The costs of one source, and how many times as long as expected its staged reads took."""
+    """Both ways of reading from one source."""
 
     def __init__(self, rates: Rates) -> None:
-        self._rates = rates
-        self._lateness = 1.0
+        self.staged = Way(rates.staged_seconds)
+        self.direct = Way(rates.direct_seconds)
 
     def prefers_staged(self, rows: ReadRows) -> bool:
-        """Whether staging these rows is likely to take less time."""
-        direct = self._rates.direct_seconds(rows)
-        staged = self._rates.staged_seconds(rows)
-        if staged >= direct:
-            return False
-        if self._lateness * staged < direct:
-            return True
-        self._lateness = 1.0 + _KEPT_BY_DIRECT * (self._lateness - 1.0)
-        return False
-
-    def note(self, rows: ReadRows, seconds: float) -> None:
-        """A staged read of these rows took so long, from its begin to its end."""
-        if rows.total_bytes >= LEAST_NOTED_BYTES:
-            found = min(max(seconds / self._rates.staged_seconds(rows), 1.0), MOST_LATENESS)
-            self._lateness += _NEW_SHARE * (found - self._lateness)
+        """Whether staging these rows is likely to take less time. Until it was tried, it counts as late as direct
+        reading is: then the machine is slower than it seemed.
+        """
+        staged, direct = self.staged.seconds(rows), self.direct.seconds(rows)
+        lateness = self.staged.lateness if self.staged.noted else self.direct.lateness
+        chosen = lateness * staged < self.direct.lateness * direct
+        if chosen != (staged < direct):
+            (self.direct if chosen else self.staged).forget()
+        return chosen

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from kvweave.transport.choice import Choice
 from kvweave.transport.neighbour import Neighbour
+from kvweave.transport.piecewise import PiecewiseRead, ProbeRead
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.rows import ReadRows
+from kvweave.transport.staged_read import StagedRead
 from kvweave.transport.staged_source import StagedSource
 
 
@@ -34,10 +36,17 @@ class KnownPeer:
             return True
         return self.staged.usable(now) and self.choice is not None and self.choice.prefers_staged(rows)
 
-    def note(self, rows: ReadRows, seconds: float) -> None:
-        """How long staging these rows took says how the next ones are read."""
-        if self.choice is not None:
-            self.choice.note(rows, seconds)
+    def note(self, read: PiecewiseRead, alone: bool, now: float) -> None:
+        """How long a read took that is done says how the next ones are read.
+
+        What a direct one took beside others says nothing: it waits for its turn here, as a staged one would.
+        """
+        if self.choice is None or isinstance(read, ProbeRead):
+            return
+        if isinstance(read, StagedRead):
+            self.choice.staged.note(read.rows, now - read.begun_at)
+        elif alone and read.alone:
+            self.choice.direct.note(read.rows, now - read.begun_at)
 
     def advance(self, now: float) -> None:
         """Does what can be done for staged reads, once the connection is proven."""

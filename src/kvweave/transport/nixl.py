@@ -51,7 +51,6 @@ from kvweave.transport.piecewise import MOST_POST_BYTES, MOST_POST_ROWS, Piecewi
 from kvweave.transport.rates import STAGING, Clock, Rates, Trials, copies_of_our_own
 from kvweave.transport.read_source import ReadSource
 from kvweave.transport.regions import MEMORY_KINDS, RegionTable, outside_error
-from kvweave.transport.staged_read import StagedRead
 from kvweave.transport.staged_source import StagedSource
 from kvweave.transport.staging_ring import StagingRing
 
@@ -161,9 +160,7 @@ class NixlTransport:
             direct = PiecewiseRead(peer, rows)
             direct.attended = staging or not self._agent.copies(peer, rows)
             return self._start(direct)
-        read = source.staged.begin(rows)
-        read.begun_at = self._clock()
-        return self._start(read)
+        return self._start(source.staged.begin(rows))
 
     def cancel(self, handle: ReadHandle) -> None:
         """See ``Transport``."""
@@ -182,8 +179,8 @@ class NixlTransport:
             if not self._post_batch():
                 break
         for read in self._reads:
-            if read.state is ReadState.DONE and isinstance(read, StagedRead) and read.peer in self._peers:
-                self._peers[read.peer].note(read.rows, self._clock() - read.begun_at)
+            if read.state is ReadState.DONE and read.peer in self._peers:
+                self._peers[read.peer].note(read, len(self._reads) == 1, self._clock())
         self._reads = deque(read for read in self._reads if not read.state.terminal)
         self._let_go()
         return len(self._reads)
@@ -271,6 +268,7 @@ class NixlTransport:
         return None
 
     def _start(self, read: PiecewiseRead) -> ReadHandle:
+        read.begun_at, read.alone = self._clock(), not self._reads
         read.end_if_over()
         if not read.state.terminal:
             self._reads.append(read)

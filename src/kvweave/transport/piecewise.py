@@ -23,12 +23,18 @@ MOST_POST_ROWS = 2_000
 
 
 class PiecewiseRead(ReadHandle):
-    """A read: the pieces still to be posted, and NIXL's handles of those that are."""
+    """A read: the pieces still to be posted, and NIXL's handles of those that are.
 
-    __slots__ = ("posted", "waiting")
+    When it was begun, and whether there was no other one then, is noted by whoever posts it.
+    """
+
+    __slots__ = ("alone", "begun_at", "posted", "rows", "waiting")
 
     def __init__(self, peer: str, rows: ReadRows) -> None:
         super().__init__(peer)
+        self.rows = rows
+        self.begun_at = 0.0
+        self.alone = False
         self.waiting = deque(split_into_posts(rows, MOST_POST_BYTES, MOST_POST_ROWS))
         self.posted: list[Any] = []
 

@@ -37,7 +37,7 @@ class Runs:
         """Runs of one piece each."""
         return Runs(address, _NONE, _NONE)
 
-    @property
+    @cached_property
     def pieces(self) -> int:
         """How many pieces there are. Counts of a peer may be anything: their sum is exact all the same."""
         return int(self.count.sum(dtype=np.uint64)) if len(self.count) else len(self.address)

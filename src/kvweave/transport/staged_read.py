@@ -40,7 +40,7 @@ class StagedRead(PiecewiseRead):
     and scattering overlap there too.
     """
 
-    __slots__ = ("_rest", "_settled", "begun_at", "open", "rows", "unasked", "under_way")
+    __slots__ = ("_rest", "_settled", "open", "unasked", "under_way")
 
     def __init__(self, peer: str, rows: ReadRows, slot_bytes: int, settled: Callable[[], bool]) -> None:
         super().__init__(peer, rows.take(0, 0))
@@ -50,7 +50,6 @@ class StagedRead(PiecewiseRead):
         self.unasked = deque((part, 0) for part in islice(self._rest, 1))
         self.open = 0
         self.under_way = 0
-        self.begun_at = 0.0
         self._settled = settled
 
     @property
