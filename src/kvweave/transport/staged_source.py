@@ -26,8 +26,8 @@ from kvweave.transport.staged_read import MOST_ASKED, Chunk, StagedRead
 WINDOW = MOST_SLOTS
 """Chunks that are open at once, over all reads from one source, but no more than the slots that it lets a reader hold.
 Further ones are asked for when half of them are read, so that messages go together."""
-MOST_STEPS = 16
-"""Slots taken in one call, where that is copying; as many bytes as half a round of direct reads has."""
+MOST_STEPS = 32
+"""Slots taken in one call, where that is copying; about as many bytes as a round of direct reads has."""
 MOST_LOOKS = 60
 """Looks without news in one call, some tenths of a millisecond together. Then others have a turn, which takes
 milliseconds where they compute."""
