@@ -322,9 +322,9 @@ class TransportContract:
         assert (pair.target_memory == GUARD).all()
 
     def test_closing_ends_everything_and_may_be_repeated(self, own_pair: TransportPair) -> None:
-        """Harmless calls stay harmless, others are refused."""
+        """Harmless calls stay harmless, others are refused. There are more reads than one call makes progress with."""
         peer = own_pair.connect()
-        handle = own_pair.target.read(peer, own_pair.rows(*scattered(12_000, 1_900)))
+        *_, handle = [own_pair.target.read(peer, own_pair.rows(*scattered(12_000, 1_900))) for _ in range(6)]
         own_pair.progress()
         own_pair.target.close()
         own_pair.target.close()
