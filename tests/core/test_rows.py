@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvweave.core.bundle import LayerPlaces
 from kvweave.core.parallel import RankCoordinates
-from kvweave.core.rows import Rows, coalesced, in_layers
+from kvweave.core.rows import FEW_ROWS, Rows, coalesced, in_layers
 from kvweave.core.runs import Runs
 
 RANK = RankCoordinates(0, 0, 0)
@@ -45,12 +45,21 @@ def bytes_of(rows: Rows) -> list[tuple[int, int]]:
 RUNS = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20), st.integers(1, 9)), min_size=1, max_size=6)
 
 
-@given(RUNS, st.lists(st.integers(0, 90), min_size=1, max_size=5, unique=True), st.integers(0, 3), st.booleans())
+@given(
+    RUNS,
+    st.lists(st.integers(0, 90), min_size=1, max_size=5, unique=True),
+    st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from([0, FEW_ROWS]),
+)
 def test_rows_of_layers_move_the_bytes_of_their_columns(
-    runs: list[tuple[int, int, int]], sources: list[int], gap: int, one_region: bool
+    runs: list[tuple[int, int, int]], sources: list[int], gap: int, one_region: bool, few: int
 ) -> None:
     places = places_of(*sorted(sources), target_gap=gap, one_region=one_region)
-    rows = in_layers(RANK, places, runs_of(*runs).merged())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvweave.core.rows.FEW_ROWS", few)
+        rows = in_layers(RANK, places, runs_of(*runs).merged())
+    assert (rows.repeats is None) == bool(few)
     assert len(rows) == len(rows.nbytes) and rows.total_bytes == int(rows.nbytes.sum())
     expected = sorted(
         (int(source) + s + n, int(target) + t + n)
@@ -64,9 +73,10 @@ def test_rows_of_layers_move_the_bytes_of_their_columns(
 
 
 def test_layers_that_stay_apart_are_no_columns() -> None:
-    rows = in_layers(RANK, places_of(0, 1000), runs_of((0, 0, 8), (16, 16, 8)))
+    runs = runs_of(*((16 * n, 16 * n, 8) for n in range(FEW_ROWS // 2)))
+    rows = in_layers(RANK, places_of(0, 1 << 20), runs)
     assert coalesced([rows]) is rows and rows.repeats is not None
-    assert len(rows) == 4 and "nbytes" not in vars(rows)
+    assert len(rows) == FEW_ROWS and "nbytes" not in vars(rows)
     with pytest.raises(AttributeError):
         _ = rows.anything  # type: ignore[attr-defined]
 

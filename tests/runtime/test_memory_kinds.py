@@ -10,7 +10,7 @@ from kvweave.core.bundle import LayerPlaces
 from kvweave.core.cache_config import MemoryKind
 from kvweave.core.layout import RankLayout, Region
 from kvweave.core.parallel import RankCoordinates
-from kvweave.core.rows import Rows, in_layers
+from kvweave.core.rows import Rows
 from kvweave.core.runs import Runs
 from kvweave.runtime.memory_kinds import MemoryKinds, split_by_kind
 
@@ -41,7 +41,7 @@ def test_rows_of_layers_stay_a_pattern() -> None:
         np.array([100, 200], np.uint64), np.array([500, 700], np.uint64), np.zeros(2, np.int32), np.zeros(2, np.int32)
     )
     runs = Runs(np.array([0, 8]), np.array([4, 0]), np.array([3, 4]))
-    (part,) = split_by_kind(MemoryKinds.of(TARGET), MemoryKinds.of(TARGET), in_layers(RANK, places, runs))
+    (part,) = split_by_kind(MemoryKinds.of(TARGET), MemoryKinds.of(TARGET), Rows.repeated(RANK, places, runs))
     assert part.repeats is not None
     assert part.source_address.tolist() == [100, 108, 200, 208]
     assert part.target_address.tolist() == [504, 500, 704, 700]

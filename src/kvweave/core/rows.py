@@ -21,6 +21,9 @@ from kvweave.core.runs import Runs
 
 Addresses = npt.NDArray[np.uint64]
 
+FEW_ROWS = 1024
+"""Fewer rows than that are columns from the beginning, which is cheaper then."""
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -53,9 +56,9 @@ class Rows:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if self.repeats is None or name not in Rows.__dataclass_fields__:
+            if self.repeats is None or name not in _COLUMNS:
                 raise AttributeError(f"Rows has no {name}")
-            self.__dict__.update(_columns(*self.repeats))
+            self.__dict__.update(zip(_COLUMNS, _columns(*self.repeats), strict=True))
             return self.__dict__[name]
 
     def __len__(self) -> int:
@@ -78,8 +81,8 @@ class Rows:
 
 def in_layers(source: RankCoordinates, places: LayerPlaces, runs: Runs) -> Rows:
     """The runs at the places of all layers, these by rising source address: their rows then often rise as they are."""
-    if not len(runs.source):
-        return Rows.repeated(source, places, runs)
+    if len(places.source) * len(runs.source) < FEW_ROWS:
+        return Rows(source, *_columns(places, runs))
     least_source, least_target = int(runs.source.min()), int(runs.target.min())
     # numpy adds negative numbers to addresses as it adds their 64-bit complements
     moved = places._replace(
@@ -109,16 +112,19 @@ def coalesced(parts: Sequence[Rows]) -> Rows:
     return replace(_taken(rows, starts), nbytes=np.add.reduceat(nbytes, starts))
 
 
-def _columns(places: LayerPlaces, runs: Runs) -> dict[str, npt.NDArray[Any]]:
+_COLUMNS = ("source_address", "target_address", "nbytes", "source_region", "target_region")
+
+
+def _columns(places: LayerPlaces, runs: Runs) -> tuple[npt.NDArray[Any], ...]:
     """Those of rows that are every run at every place."""
     count = len(runs.source)
-    return {
-        "source_address": (places.source[:, None] + runs.source.astype(np.uint64)).ravel(),
-        "target_address": (places.target[:, None] + runs.target.astype(np.uint64)).ravel(),
-        "nbytes": np.tile(runs.nbytes.astype(np.uint64), len(places.source)),
-        "source_region": places.source_region.repeat(count),
-        "target_region": places.target_region.repeat(count),
-    }
+    return (
+        (places.source[:, None] + runs.source.astype(np.uint64)).ravel(),
+        (places.target[:, None] + runs.target.astype(np.uint64)).ravel(),
+        runs.nbytes.astype(np.uint64)[None].repeat(len(places.source), axis=0).ravel(),
+        places.source_region.repeat(count),
+        places.target_region.repeat(count),
+    )
 
 
 def _concatenated(parts: Sequence[Rows]) -> Rows:

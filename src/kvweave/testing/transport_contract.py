@@ -287,7 +287,7 @@ class TransportContract:
 
     def test_disconnecting_ends_the_reads_under_way(self, pair: TransportPair, peer: str) -> None:
         """All of them, whichever had begun."""
-        handles = [pair.target.read(peer, pair.rows(*scattered(12_000, 1_900))) for _ in range(3)]
+        handles = [pair.target.read(peer, pair.rows(*scattered(12_000, 1_900))) for _ in range(6)]
         pair.progress()
         pair.target.disconnect(peer)
         pair.finish(*handles)
