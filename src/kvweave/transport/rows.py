@@ -174,15 +174,14 @@ class _Part:
     stop: int
 
     def triples(self, side: str) -> UInt64Array:
-        if self.start == self.stop:
-            return np.empty((0, 3), np.uint64)
         pattern = self.repeats.triples[side]
-        first, last = self.start // len(pattern), -(-self.stop // len(pattern))
+        first, last, within = _span(self.start, self.stop, len(pattern))
+        if last - first == 1:
+            pattern, within = pattern[within], slice(None)
         found: UInt64Array = np.empty((last - first, *pattern.shape), np.uint64)
         found[:] = pattern
         found[:, :, 0] += getattr(self.repeats, side)[first:last, None]
-        start = self.start - first * len(pattern)
-        return found.reshape(-1, 3)[start : start + self.stop - self.start]
+        return found.reshape(-1, 3)[within]
 
     def column(self, name: str) -> UInt64Array:
         repeats, pattern = self.repeats, self.repeats.pattern
@@ -197,12 +196,21 @@ class _Part:
 
 def sums(first: npt.NDArray[Any], second: npt.NDArray[Any], start: int, stop: int) -> npt.NDArray[Any]:
     """The sums number ``start <= i < stop`` of each of one and each of the other, the second one changing faster."""
+    row, last, within = _span(start, stop, len(second))
+    found: npt.NDArray[Any]
+    if last - row == 1:
+        found = first[row] + second[within]
+    else:
+        found = (first[row:last, None] + second).ravel()[within]
+    return found
+
+
+def _span(start: int, stop: int, count: int) -> tuple[int, int, slice]:
+    """In which rows of ``count`` numbers those from start to stop are, and where they are in these; none is nowhere."""
     if start >= stop:
-        return second[:0]
-    count = len(second)
-    row, last = start // count, -(-stop // count)
-    found: npt.NDArray[Any] = (first[row:last, None] + second).ravel() if last - row > 1 else first[row] + second
-    return found[start - row * count : stop - row * count]
+        return 0, 0, slice(0)
+    first = start // count
+    return first, -(-stop // count), slice(start - first * count, stop - first * count)
 
 
 def _rows_of(repeats: Repeats, start: int, stop: int) -> ReadRows:
