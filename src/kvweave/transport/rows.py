@@ -198,10 +198,7 @@ def sums(first: npt.NDArray[Any], second: npt.NDArray[Any], start: int, stop: in
     """The sums number ``start <= i < stop`` of each of one and each of the other, the second one changing faster."""
     row, last, within = _span(start, stop, len(second))
     found: npt.NDArray[Any]
-    if last - row == 1:
-        found = first[row] + second[within]
-    else:
-        found = (first[row:last, None] + second).ravel()[within]
+    found = first[row] + second[within] if last - row == 1 else (first[row:last, None] + second).ravel()[within]
     return found
 
 
