@@ -45,6 +45,7 @@ def test_it_is_tried_again_after_a_while() -> None:
     choice = late(100 * MOST_LATENESS, 20)
     direct = 0
     while not choice.prefers_staged(SMALL):
+        choice.took(SMALL, choice.direct)
         direct += 1
     assert 10 < direct < 200
 
@@ -69,6 +70,7 @@ def test_late_direct_reads_count_as_late_ones_staged_do() -> None:
         choice.direct.note(alike, 2 * RATES.direct_seconds(alike))
     staged = 0
     while choice.prefers_staged(alike):
+        choice.took(alike, choice.staged)
         staged += 1
     assert 0 < staged < 200
 
@@ -83,3 +85,12 @@ def test_late_direct_reads_make_nobody_try_the_other_way() -> None:
 def alike_both_ways() -> ReadRows:
     """The smallest pieces for which direct reading should be cheaper."""
     return next(some for some in map(rows, range(4 << 10, 64 << 10, 1 << 10)) if not Choice(RATES).prefers_staged(some))
+
+
+def test_nothing_is_forgotten_by_asking_or_by_taking_the_cheaper_way() -> None:
+    choice = late(MOST_LATENESS, 8)
+    before = choice.staged.lateness
+    for _ in range(50):
+        choice.prefers_staged(SMALL)
+        choice.took(SMALL, choice.staged)
+    assert choice.staged.lateness == before

@@ -10,6 +10,7 @@ from tests.transport.neighbours import ourselves
 from kvweave.transport.choice import Choice
 from kvweave.transport.known_peer import KnownPeer
 from kvweave.transport.landing import Landing
+from kvweave.transport.piecewise import PiecewiseRead
 from kvweave.transport.rates import Cost, Rates
 from kvweave.transport.read_source import ReadSource
 from kvweave.transport.regions import RegionTable
@@ -43,3 +44,20 @@ def test_what_cannot_be_gathered_is_never_staged(peer: KnownPeer) -> None:
     peer.staged = None
     assert not peer.prefers_staged(ROWS, "always", 0.0)
     assert peer.settled()
+
+
+@pytest.mark.parametrize(("memory", "others", "noted"), [("DRAM", 0, True), ("DRAM", 1, False), ("VRAM", 0, False)])
+def test_direct_reads_of_main_memory_that_were_alone_are_noted(
+    peer: KnownPeer, memory: str, others: int, noted: bool
+) -> None:
+    """Whether the other one began before it or after it."""
+    peer.choice = Choice(Rates(CHEAP, CHEAP, 1 << 20))
+    rows = ReadRows(single(1), single(2), single(1 << 20), target_memory=memory)
+    for order in (slice(None), slice(None, None, -1)):
+        read, *rest = reads = [PiecewiseRead("peer", rows) for _ in range(1 + others)]
+        begun: list[PiecewiseRead] = []
+        for one in reads[order]:
+            one.begin(1.0, begun)
+            begun.append(one)
+        peer.note(read, 2.0)
+        assert (peer.choice.direct.lateness > 1) == noted and len(rest) == others

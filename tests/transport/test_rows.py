@@ -121,7 +121,7 @@ def test_repeated_rows_are_the_pattern_from_every_pair_of_addresses(
         for source, target in bases
         for s, t, n in zip(pattern.source_address, pattern.target_address, pattern.nbytes, strict=True)
     ]
-    for found, wanted in ((rows, expected), (rows.take(*clipped(rows, start, stop)), expected[start:stop])):
+    for found, wanted in ((rows, expected), (rows.take(start, stop), expected[start:stop])):
         assert len(found) == len(wanted) and found.total_bytes == sum(n for *_, n in wanted)
         assert list(zip(found.source_address, found.target_address, found.nbytes, strict=True)) == wanted
         assert found.longest == max((n for *_, n in wanted), default=0)
@@ -129,11 +129,6 @@ def test_repeated_rows_are_the_pattern_from_every_pair_of_addresses(
         assert found.triples("source").tolist() == [[s, n, 3] for s, _, n in wanted]
         assert found.triples("target").tolist() == [[t, n, 5] for _, t, n in wanted]
         assert (found.source_memory, found.target_memory) == ("VRAM", "DRAM")
-
-
-def clipped(rows: ReadRows, start: int, stop: int) -> tuple[int, int]:
-    stop = min(stop, len(rows))
-    return min(start, stop), stop
 
 
 @given(BASES, st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 200), st.integers(1, 5))
@@ -162,6 +157,22 @@ def test_a_part_of_repeated_rows_is_none_of_all() -> None:
 def test_repeated_rows_that_cannot_be_are_refused(source: list[int], target: list[int]) -> None:
     with pytest.raises(LocalProtocolError, match="read rows"):
         ReadRows.repeated(np.array(source, np.uint64), np.array(target, np.uint64), rows_of(9, source=0, target=0))
+
+
+def test_a_pattern_up_to_the_end_of_the_address_space_is_not_repeated_beyond_it() -> None:
+    """The sum of distance and size is 0 there."""
+    end = np.array([0, 2**64 - 8], np.uint64)
+    pattern = ReadRows(end, np.array([0, 8], np.uint64), np.full(2, 8, np.uint64))
+    assert (
+        ReadRows.repeated(*(np.zeros(1, np.uint64) for _ in range(2)), pattern).source_address.tolist() == end.tolist()
+    )
+    with pytest.raises(LocalProtocolError, match="64-bit"):
+        ReadRows.repeated(*(np.full(1, 1000, np.uint64) for _ in range(2)), pattern)
+
+
+def test_what_is_no_array_of_one_dimension_is_not_repeated() -> None:
+    with pytest.raises(LocalProtocolError, match="one dimension"):
+        ReadRows.repeated(*(np.array(5, np.uint64) for _ in range(2)), rows_of(9))
 
 
 def test_repeated_rows_of_another_type_are_refused() -> None:

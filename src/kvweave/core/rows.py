@@ -41,7 +41,9 @@ class Rows:
 
     @staticmethod
     def repeated(source: RankCoordinates, places: LayerPlaces, runs: Runs) -> Rows:
-        """Every run at every place."""
+        """Every run at every place. Runs are merged, the first one begins at its place in the source, none before it on
+        either side, and places rise in the source; see ``in_layers``.
+        """
         rows = object.__new__(Rows)
         rows.__dict__.update(source=source, _repeats=(places, runs))
         return rows
@@ -49,7 +51,7 @@ class Rows:
     @property
     def repeats(self) -> tuple[LayerPlaces, Runs] | None:
         """The places and the runs, if the rows are every run at every place; columns are made when somebody looks at
-        them. No run begins before its place.
+        them.
         """
         return self.__dict__.get("_repeats")
 

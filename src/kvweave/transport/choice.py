@@ -51,9 +51,11 @@ class Choice:
         """Whether staging these rows is likely to take less time. Until it was tried, it counts as late as direct
         reading is: then the machine is slower than it seemed.
         """
-        staged, direct = self.staged.seconds(rows), self.direct.seconds(rows)
         lateness = self.staged.lateness if self.staged.noted else self.direct.lateness
-        chosen = lateness * staged < self.direct.lateness * direct
-        if chosen != (staged < direct):
-            (self.direct if chosen else self.staged).forget()
-        return chosen
+        return lateness * self.staged.seconds(rows) < self.direct.lateness * self.direct.seconds(rows)
+
+    def took(self, rows: ReadRows, way: Way) -> None:
+        """A read of these rows went that way; the other one is forgiven if it should have been the cheaper one."""
+        other = self.direct if way is self.staged else self.staged
+        if other.seconds(rows) < way.seconds(rows):
+            other.forget()

@@ -29,24 +29,24 @@ class KnownPeer:
 
     def prefers_staged(self, rows: ReadRows, staging: str, now: float) -> bool:
         """Whether the peer should gather these rows."""
-        places = (rows.source_memory, rows.source_device, rows.target_memory, rows.target_device)
-        if self.staged is None or len(rows) == 0 or places != ("DRAM", 0, "DRAM", 0):
+        if self.staged is None or len(rows) == 0 or not _in_main_memory(rows):
             return False
         if staging == "always":
             return True
         return self.staged.usable(now) and self.choice is not None and self.choice.prefers_staged(rows)
 
-    def note(self, read: PiecewiseRead, alone: bool, now: float) -> None:
+    def note(self, read: PiecewiseRead, now: float) -> None:
         """How long a read took that is done says how the next ones are read.
 
         What a direct one took beside others says nothing: it waits for its turn here, as a staged one would.
         """
-        if self.choice is None or isinstance(read, ProbeRead):
+        choice = self.choice
+        if choice is None or isinstance(read, ProbeRead) or not _in_main_memory(read.rows):
             return
-        if isinstance(read, StagedRead):
-            self.choice.staged.note(read.rows, now - read.begun_at)
-        elif alone and read.alone:
-            self.choice.direct.note(read.rows, now - read.begun_at)
+        way = choice.staged if isinstance(read, StagedRead) else choice.direct
+        if way is choice.staged or read.alone:
+            way.note(read.rows, now - read.begun_at)
+        choice.took(read.rows, way)
 
     def advance(self, now: float) -> None:
         """Does what can be done for staged reads, once the connection is proven."""
@@ -66,3 +66,7 @@ class KnownPeer:
         """Gives up what staged reads hold."""
         if self.staged is not None:
             self.staged.end()
+
+
+def _in_main_memory(rows: ReadRows) -> bool:
+    return (rows.source_memory, rows.source_device, rows.target_memory, rows.target_device) == ("DRAM", 0, "DRAM", 0)

@@ -180,7 +180,7 @@ class NixlTransport:
                 break
         for read in self._reads:
             if read.state is ReadState.DONE and read.peer in self._peers:
-                self._peers[read.peer].note(read, len(self._reads) == 1, self._clock())
+                self._peers[read.peer].note(read, self._clock())
         self._reads = deque(read for read in self._reads if not read.state.terminal)
         self._let_go()
         return len(self._reads)
@@ -268,7 +268,7 @@ class NixlTransport:
         return None
 
     def _start(self, read: PiecewiseRead) -> ReadHandle:
-        read.begun_at, read.alone = self._clock(), not self._reads
+        read.begin(self._clock(), self._reads)
         read.end_if_over()
         if not read.state.terminal:
             self._reads.append(read)

@@ -15,6 +15,8 @@ from kvweave.transport.pieces import PieceGrid, Pieces, stretches
 from kvweave.transport.rows import ReadRows
 from kvweave.transport.runs import Runs, runs_of
 
+_LEAST_TOGETHER, _MOST_TOGETHER = 4_096, 65_536
+
 
 class Ends:
     """Where rows of one size come from and go to; rows ``start <= i < stop`` of the read are ``rows``."""
@@ -83,17 +85,36 @@ class Part:
 
 def parts_of(rows: ReadRows, most_bytes: int) -> Iterator[Part]:
     """Parts of arranged rows, the first one small, because all else waits for it. A row at least is in each."""
-    if not len(rows):
-        return
     begin = 0
-    for start, stop in stretches(rows.nbytes) if rows.one_size is None else [(0, len(rows))]:
+    for start, stop in _blocks(rows, most_bytes):
         ends = Ends(rows.take(start, stop), start)
-        count = _whole_runs(min(MOST_PIECES, max(1, most_bytes // ends.size)), ends.unit)
+        count = _whole_runs(_most_pieces(ends.size, most_bytes), ends.unit)
         small = _whole_runs(max(1, min(count, LEAST_CHUNK_BYTES // ends.size)), ends.unit)
         while begin < stop:
             end = min(begin + (count if begin else small), stop)
             yield Part(begin, end, ends)
             begin = end
+
+
+def _blocks(rows: ReadRows, most_bytes: int) -> Iterator[tuple[int, int]]:
+    """Rows of one size that are looked at together: those of a pattern all, others as many as make full parts, few of
+    them at first, because the source waits for them.
+    """
+    if rows.repeats is not None and rows.one_size is not None:
+        yield 0, len(rows)
+        return
+    together = _LEAST_TOGETHER
+    for start, stop in stretches(rows.nbytes) if len(rows) else ():
+        count = _most_pieces(int(rows.nbytes[start]), most_bytes)
+        begin = start
+        while begin < stop:
+            end = min(stop, begin + count * max(1, together // count))
+            yield begin, end
+            begin, together = end, min(2 * together, _MOST_TOGETHER)
+
+
+def _most_pieces(size: int, most_bytes: int) -> int:
+    return min(MOST_PIECES, max(1, most_bytes // size))
 
 
 def _whole_runs(count: int, unit: int) -> int:

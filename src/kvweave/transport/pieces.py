@@ -22,7 +22,7 @@ from kvweave.transport.rows import ReadRows, UInt64Array, sums
 ByteArray = npt.NDArray[np.uint8]
 PieceArray = npt.NDArray[np.void]
 PlaceArray = npt.NDArray[np.intp]
-_Part = tuple[int, PieceArray, PlaceArray]
+_Placed = tuple[int, PieceArray, PlaceArray]
 """The first piece, memory as an array of pieces, and the places in it."""
 
 MOST_SIZES = 32
@@ -51,10 +51,10 @@ class Pieces:
     def __init__(self, address: UInt64Array, size: int) -> None:
         self.size = size
         self.count = len(address)
-        self._parts: tuple[_Part, ...] = tuple(_parts(address, size))
+        self._parts: tuple[_Placed, ...] = tuple(_parts(address, size))
 
     @staticmethod
-    def of(size: int, count: int, parts: tuple[_Part, ...]) -> Pieces:
+    def of(size: int, count: int, parts: tuple[_Placed, ...]) -> Pieces:
         """So many pieces in these parts."""
         pieces = object.__new__(Pieces)
         pieces.size, pieces.count, pieces._parts = size, count, parts
@@ -169,9 +169,9 @@ def _rows_at(rows: ReadRows, row: npt.NDArray[np.intp], offset: UInt64Array, nby
     )  # fmt: skip
 
 
-def _parts(pieces: UInt64Array, size: int) -> Iterator[_Part]:
-    """One part where all remainders are alike, a
-    few where they change seldom; otherwise one over an array with an element at every byte, whose elements overlap.
+def _parts(pieces: UInt64Array, size: int) -> Iterator[_Placed]:
+    """One part where all remainders are alike, a few where they change seldom; otherwise one over an array with an
+    element at every byte, whose elements overlap.
     """
     base = pieces.min()
     offset = pieces - base

@@ -7,6 +7,7 @@ is doomed posts no further piece, and ends with those that are under way.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ MOST_POST_ROWS = 2_000
 class PiecewiseRead(ReadHandle):
     """A read: the pieces still to be posted, and NIXL's handles of those that are.
 
-    When it was begun, and whether there was no other one then, is noted by whoever posts it.
+    Whoever posts it says when it was begun, and beside which others.
     """
 
     __slots__ = ("alone", "begun_at", "posted", "rows", "waiting")
@@ -37,6 +38,12 @@ class PiecewiseRead(ReadHandle):
         self.alone = False
         self.waiting = deque(split_into_posts(rows, MOST_POST_BYTES, MOST_POST_ROWS))
         self.posted: list[Any] = []
+
+    def begin(self, now: float, others: Collection[PiecewiseRead]) -> None:
+        """It is posted from now on; neither it nor the others are alone if there are any."""
+        self.begun_at, self.alone = now, not others
+        for other in others:
+            other.alone = False
 
     def cancel(self, error: TransportError) -> None:
         """Posts no further piece; ends at once when none is under way."""

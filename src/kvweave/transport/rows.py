@@ -15,7 +15,7 @@ somebody looks at them::
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -78,18 +78,21 @@ class ReadRows:
         for name, first, distance in (
             ("source", source, pattern.source_address), ("target", target, pattern.target_address),
         ):  # fmt: skip
-            if first.dtype != np.uint64 or first.shape != (len(source),):
+            if first.dtype != np.uint64 or first.ndim != 1 or first.shape != source.shape:
                 raise LocalProtocolError(
-                    f"read rows: {name} is {first.dtype} of shape {first.shape}, not uint64 of one"
+                    f"read rows: {name} is {first.dtype} of shape {first.shape}; it must be uint64 of one dimension, "
+                    "as long as the other side"
                 )
-            if len(first) and len(distance) and int(first.max()) + int((distance + pattern.nbytes).max()) > 2**64:
-                raise LocalProtocolError(f"read rows: a row of {name} passes the end of the 64-bit address space")
+            if len(first) and len(distance):
+                last = distance + (pattern.nbytes - np.uint64(1))  # of no row beyond 64 bits: the pattern was checked
+                if int(first.max()) + int(last.max()) >= 2**64:
+                    raise LocalProtocolError(f"read rows: a row of {name} passes the end of the 64-bit address space")
         repeats = Repeats(source, target, pattern)
         return _rows_of(repeats, 0, len(repeats))
 
     def __len__(self) -> int:
-        part = self._part
-        return len(self.nbytes) if part is None else part.stop - part.start
+        stretch = self._stretch
+        return len(self.nbytes) if stretch is None else stretch.stop - stretch.start
 
     @cached_property
     def one_size(self) -> int | None:
@@ -112,36 +115,38 @@ class ReadRows:
     @property
     def repeats(self) -> Repeats | None:
         """What these rows are all of, if they are made of a pattern."""
-        part = self._part
-        return part.repeats if part is not None and (part.start, part.stop) == (0, len(part.repeats)) else None
+        stretch = self._stretch
+        return stretch.repeats if stretch is not None and len(self) == len(stretch.repeats) else None
 
     def take(self, start: int, stop: int) -> ReadRows:
         """The rows ``start <= i < stop``, sharing this read's arrays."""
-        if self._part is not None:
-            return _rows_of(self._part.repeats, self._part.start + start, self._part.start + stop)
-        part = slice(start, stop)
+        stretch = self._stretch
+        if stretch is not None:
+            start, stop, _ = slice(start, stop).indices(len(self))
+            return _rows_of(stretch.repeats, stretch.start + start, stretch.start + max(start, stop))
+        some = slice(start, stop)
         return ReadRows(
-            self.source_address[part], self.target_address[part], self.nbytes[part],
+            self.source_address[some], self.target_address[some], self.nbytes[some],
             self.source_memory, self.source_device, self.target_memory, self.target_device, checked=True,
         )  # fmt: skip
 
     def triples(self, side: str) -> UInt64Array:
         """The source's or the target's ranges as NIXL takes them: of each row address, length and device."""
-        if self._part is not None:
-            return self._part.triples(side)
+        if self._stretch is not None:
+            return self._stretch.triples(side)
         return triples(getattr(self, f"{side}_address"), self.nbytes, getattr(self, f"{side}_device"))
 
     @property
-    def _part(self) -> _Part | None:
+    def _stretch(self) -> _Stretch | None:
         """Which of a pattern's repeated rows they are, if any; then their columns are made when they are asked for."""
-        return self.__dict__.get("part")
+        return self.__dict__.get("stretch")
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if self._part is None or name not in _COLUMNS:
+            if self._stretch is None or name not in _COLUMNS:
                 raise AttributeError(f"ReadRows has no {name}")
-            found = self.__dict__[name] = self._part.column(name)
+            found = self.__dict__[name] = self._stretch.column(name)
             return found
 
 
@@ -166,7 +171,7 @@ class Repeats:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _Stretch:
     """Rows ``start <= i < stop`` of repeated ones."""
 
     repeats: Repeats
@@ -176,6 +181,10 @@ class _Part:
     def triples(self, side: str) -> UInt64Array:
         pattern = self.repeats.triples[side]
         first, last, within = _span(self.start, self.stop, len(pattern))
+        if last - first == 2:  # so that nothing but these rows is made, however many the pattern has
+            edge = (first + 1) * len(pattern)
+            ends = replace(self, stop=edge), replace(self, start=edge)
+            return np.concatenate([end.triples(side) for end in ends])
         if last - first == 1:
             pattern, within = pattern[within], slice(None)
         found: UInt64Array = np.empty((last - first, *pattern.shape), np.uint64)
@@ -197,6 +206,9 @@ class _Part:
 def sums(first: npt.NDArray[Any], second: npt.NDArray[Any], start: int, stop: int) -> npt.NDArray[Any]:
     """The sums number ``start <= i < stop`` of each of one and each of the other, the second one changing faster."""
     row, last, within = _span(start, stop, len(second))
+    if last - row == 2:
+        edge = (row + 1) * len(second)
+        return np.concatenate((sums(first, second, start, edge), sums(first, second, edge, stop)))
     found: npt.NDArray[Any]
     found = first[row] + second[within] if last - row == 1 else (first[row:last, None] + second).ravel()[within]
     return found
@@ -214,7 +226,8 @@ def _rows_of(repeats: Repeats, start: int, stop: int) -> ReadRows:
     pattern = repeats.pattern
     rows = object.__new__(ReadRows)
     rows.__dict__.update(
-        part=_Part(repeats, start, stop), source_memory=pattern.source_memory, source_device=pattern.source_device,
+        stretch=_Stretch(repeats, start, stop),
+        source_memory=pattern.source_memory, source_device=pattern.source_device,
         target_memory=pattern.target_memory, target_device=pattern.target_device,
     )  # fmt: skip
     if pattern.one_size is not None and start < stop:
