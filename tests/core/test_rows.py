@@ -96,3 +96,29 @@ def test_layers_between_one_another_are_sorted() -> None:
 def test_arrays_of_one_source_are_joined() -> None:
     here, there = (in_layers(RANK, places_of(start), runs_of((0, 0, 8))) for start in (8, 0))
     assert table(coalesced([here, there])) == [(BASE, BASE + (1 << 41), 16, 0, 0)]
+
+
+@given(
+    st.lists(st.integers(0, 400).map(lambda number: 16 * number), min_size=2, max_size=8, unique=True),
+    st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    st.integers(0, 1),
+)
+def test_arrays_in_regions_of_their_own_are_one_pattern_where_their_runs_are_alike(
+    sources: list[int], gap: tuple[int, int], other: int
+) -> None:
+    """Whatever order their layers have; the bytes are those of their columns."""
+    runs = [(0, 0, 8), (8 + gap[0], 8 + gap[1], 8 - gap[0])]
+    middle = len(sources) // 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvweave.core.rows.FEW_ROWS", 0)
+        keys = in_layers(RANK, places_of(*sorted(sources[:middle])), runs_of(*runs).merged())
+        values = in_layers(RANK, places_of(*sorted(sources[middle:])), runs_of(*runs[other:]).merged())
+    found = coalesced([keys, values])
+    assert table(found) == table(coalesced([dense(keys), dense(values)]))
+
+
+def test_keys_and_values_in_regions_of_their_own_are_no_columns() -> None:
+    runs = runs_of(*((16 * n, 16 * n, 8) for n in range(FEW_ROWS)))
+    keys, values = (in_layers(RANK, places_of(start, start + (1 << 22)), runs) for start in (0, 1 << 21))
+    rows = coalesced([values, keys])
+    assert rows.repeats is not None and len(rows) == 4 * FEW_ROWS and "nbytes" not in vars(rows)

@@ -98,7 +98,7 @@ def coalesced(parts: Sequence[Rows]) -> Rows:
     """All rows from one source, by rising source address, joined across arrays and layers where both sides continue in
     one region.
     """
-    rows = parts[0] if len(parts) == 1 else _concatenated(parts)
+    rows = parts[0] if len(parts) == 1 else _alike(parts) or _concatenated(parts)
     if rows.repeats is not None and _stay_apart(*rows.repeats):
         return rows
     if (rows.source_address[:-1] > rows.source_address[1:]).any():
@@ -129,6 +129,21 @@ def _columns(places: LayerPlaces, runs: Runs) -> tuple[npt.NDArray[Any], ...]:
     )
 
 
+def _alike(parts: Sequence[Rows]) -> Rows | None:
+    """The rows of parts that repeat the same runs, as K and V in regions of their own do; None if they do not."""
+    repeats = [part.repeats for part in parts if part.repeats is not None]
+    runs = repeats[0][1] if repeats else None
+    if runs is None or len(repeats) < len(parts):
+        return None
+    if not all(
+        np.array_equal(mine, other) for _, others in repeats[1:] for mine, other in zip(runs, others, strict=True)
+    ):
+        return None
+    places = [np.concatenate(columns) for columns in zip(*(places for places, _ in repeats), strict=True)]
+    order = np.argsort(places[0], kind="stable")
+    return Rows.repeated(parts[0].source, LayerPlaces(*(column[order] for column in places)), runs)
+
+
 def _concatenated(parts: Sequence[Rows]) -> Rows:
     return Rows(
         parts[0].source,
@@ -151,7 +166,7 @@ def _stay_apart(places: LayerPlaces, runs: Runs) -> bool:
     first_source, first_target = places.source[1:], places.target[1:] + runs.target[0].astype(np.uint64)
     nbytes = runs.nbytes[-1].astype(np.uint64)
     continues = (source[:-1] + nbytes == first_source) & (target[:-1] + nbytes == first_target)
-    return bool((source[:-1] <= first_source).all()) and not continues.any()
+    return bool((source[:-1] < first_source).all()) and not continues.any()
 
 
 def _taken(rows: Rows, chosen: npt.NDArray[np.intp]) -> Rows:
