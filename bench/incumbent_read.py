@@ -7,8 +7,10 @@ vLLM's constructor would set and these two look at is set here, as for 61 MLA la
 from __future__ import annotations
 
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +25,18 @@ REQUEST = "request"
 
 
 def vllm_functions() -> Functions | None:
-    """What ``overhead`` takes; None where vLLM is not installed."""
-    return _functions if find_spec("vllm") is not None else None
+    """What ``overhead`` takes; None where vLLM is not installed.
+
+    vLLM is imported before there is any reader. What it imports keeps errors, and with them whatever the functions that
+    import it have in hand: an agent among that never ends, and its thread burns a core beside what is measured next.
+    """
+    if find_spec("vllm") is None:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # theirs, which are nothing to who measures
+        for name in ("pull_worker", "stats", "tp_mapping"):
+            import_module(f"vllm.distributed.kv_transfer.kv_connector.v1.nixl.{name}")
+    return _functions
 
 
 def _functions(reader: IncumbentReader) -> Callable[[Sequence[int], Sequence[int]], float]:
