@@ -159,14 +159,11 @@ def _stay_apart(places: LayerPlaces, runs: Runs) -> bool:
     """Whether merged runs that are repeated rise from place to place, and none continues in the next place."""
     if len(places.source) < 2 or not len(runs.source):
         return True
-    source, target = (
-        places.source + runs.source[-1].astype(np.uint64),
-        places.target + runs.target[-1].astype(np.uint64),
-    )
-    first_source, first_target = places.source[1:], places.target[1:] + runs.target[0].astype(np.uint64)
-    nbytes = runs.nbytes[-1].astype(np.uint64)
-    continues = (source[:-1] + nbytes == first_source) & (target[:-1] + nbytes == first_target)
-    return bool((source[:-1] < first_source).all()) and not continues.any()
+    source, target, nbytes = (column.astype(np.uint64) for column in runs)
+    last_source, last_target = places.source[:-1] + source[-1], places.target[:-1] + target[-1]
+    next_source, next_target = places.source[1:], places.target[1:] + target[0]
+    continues = (last_source + nbytes[-1] == next_source) & (last_target + nbytes[-1] == next_target)
+    return bool((last_source < next_source).all()) and not continues.any()
 
 
 def _taken(rows: Rows, chosen: npt.NDArray[np.intp]) -> Rows:

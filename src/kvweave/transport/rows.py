@@ -15,7 +15,7 @@ somebody looks at them::
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -132,9 +132,8 @@ class ReadRows:
 
     def triples(self, side: str) -> UInt64Array:
         """The source's or the target's ranges as NIXL takes them: of each row address, length and device."""
-        if self._stretch is not None:
-            return self._stretch.triples(side)
-        return triples(getattr(self, f"{side}_address"), self.nbytes, getattr(self, f"{side}_device"))
+        nbytes = self.nbytes if self.one_size is None else self.one_size
+        return triples(getattr(self, f"{side}_address"), nbytes, getattr(self, f"{side}_device"))
 
     @property
     def _stretch(self) -> _Stretch | None:
@@ -164,11 +163,6 @@ class Repeats:
     def __len__(self) -> int:
         return len(self.source) * len(self.pattern)
 
-    @cached_property
-    def triples(self) -> dict[str, UInt64Array]:
-        """The pattern's, of each side."""
-        return {side: self.pattern.triples(side) for side in ("source", "target")}
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stretch:
@@ -177,20 +171,6 @@ class _Stretch:
     repeats: Repeats
     start: int
     stop: int
-
-    def triples(self, side: str) -> UInt64Array:
-        pattern = self.repeats.triples[side]
-        first, last, within = _span(self.start, self.stop, len(pattern))
-        if last - first == 2:  # so that nothing but these rows is made, however many the pattern has
-            edge = (first + 1) * len(pattern)
-            ends = replace(self, stop=edge), replace(self, start=edge)
-            return np.concatenate([end.triples(side) for end in ends])
-        if last - first == 1:
-            pattern, within = pattern[within], slice(None)
-        found: UInt64Array = np.empty((last - first, *pattern.shape), np.uint64)
-        found[:] = pattern
-        found[:, :, 0] += getattr(self.repeats, side)[first:last, None]
-        return found.reshape(-1, 3)[within]
 
     def column(self, name: str) -> UInt64Array:
         repeats, pattern = self.repeats, self.repeats.pattern
@@ -206,7 +186,7 @@ class _Stretch:
 def sums(first: npt.NDArray[Any], second: npt.NDArray[Any], start: int, stop: int) -> npt.NDArray[Any]:
     """The sums number ``start <= i < stop`` of each of one and each of the other, the second one changing faster."""
     row, last, within = _span(start, stop, len(second))
-    if last - row == 2:
+    if last - row == 2:  # so that nothing but these is made, however many numbers the second one has
         edge = (row + 1) * len(second)
         return np.concatenate((sums(first, second, start, edge), sums(first, second, edge, stop)))
     found: npt.NDArray[Any]
@@ -235,7 +215,7 @@ def _rows_of(repeats: Repeats, start: int, stop: int) -> ReadRows:
     return rows
 
 
-def triples(address: UInt64Array, nbytes: UInt64Array, device: int | UInt64Array) -> UInt64Array:
+def triples(address: UInt64Array, nbytes: int | UInt64Array, device: int | UInt64Array) -> UInt64Array:
     """Ranges as NIXL takes them: a row of address, length and device each."""
     found = np.empty((len(address), 3), np.uint64)
     found[:, 0], found[:, 1], found[:, 2] = address, nbytes, device
