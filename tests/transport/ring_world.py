@@ -12,12 +12,15 @@ from kvweave.core.layout import Region
 from kvweave.errors import TransportError
 from kvweave.transport.agent_data import PROBE_BYTES
 from kvweave.transport.base import ReadState
+from kvweave.transport.gather_request import MOST_PIECES, GatherRequest
 from kvweave.transport.landing import NUM_LANDINGS, Landing
 from kvweave.transport.mapped_source import MappedSource, map_ring
 from kvweave.transport.piecewise import PiecewiseRead
 from kvweave.transport.read_source import ReadSource
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.rows import ReadRows
+from kvweave.transport.runs import runs_of
+from kvweave.transport.slots import Slots
 from kvweave.transport.staged_read import StagedRead
 from kvweave.transport.staged_source import StagedSource
 from kvweave.transport.staging_ring import StagingRing
@@ -25,6 +28,14 @@ from kvweave.transport.staging_ring import StagingRing
 MEMORY_BYTES = 1 << 18
 GUARD = 0xA5
 PROBE = os.urandom(PROBE_BYTES)
+
+
+def gather_message(
+    ticket: int, nbytes: int, address: np.ndarray, slot_pieces: int = MOST_PIECES, given_back: tuple[int, ...] = ()
+) -> bytes:
+    """Asks for pieces at these addresses, so many in each slot."""
+    slots = Slots(len(address), slot_pieces, slot_pieces)
+    return GatherRequest(ticket, nbytes, np.zeros(1, np.uint64), runs_of(address), 0, slots, given_back).encode()
 
 
 @dataclass

@@ -10,21 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvweave.core.layout import Region
 from kvweave.errors import RemoteProtocolError
 from kvweave.transport.gather_request import (
     MOST_GIVEN_BACK,
+    MOST_PATTERN_PIECES,
     MOST_PIECES,
+    MOST_REPEATS,
     MOST_RUNS,
-    MOST_SLOTS,
     GatherRequest,
 )  # fmt: skip
-from kvweave.transport.regions import RegionTable
 from kvweave.transport.runs import Runs, runs_of
+from kvweave.transport.slots import Slots
 
 BASE = 1 << 30
-REGIONS = RegionTable().with_regions([Region(BASE, 1 << 20), Region(BASE + (2 << 20), 4096)])
-MOST_BYTES = 1 << 20
 
 
 def request(
@@ -32,85 +30,86 @@ def request(
     nbytes: int = 8,
     ticket: int = 7,
     given_back: tuple[int, ...] = (),
-    slot_pieces: int = MOST_PIECES,
+    repeats: tuple[int, ...] = (0,),
+    start: int = 0,
+    slots: Slots | None = None,
 ) -> GatherRequest:
-    """Runs are (address, stride, count)."""
+    """Runs are (address, stride, count); all their pieces in one slot, unless said otherwise."""
     columns = list(zip(*runs, strict=True)) or [(), (), ()]
     address, stride, count = (np.array(column, kind) for column, kind in zip(columns, ("u8", "u4", "u4"), strict=True))
-    return GatherRequest(ticket, nbytes, Runs(address, stride, count), given_back, slot_pieces)
+    found = Runs(address, stride, count) if (count != 1).any() else Runs.single(address)
+    pieces = found.pieces * len(repeats) - start
+    slots = slots or Slots(pieces, min(max(1, pieces), MOST_PIECES), MOST_PIECES)
+    return GatherRequest(ticket, nbytes, np.array(repeats, np.uint64), found, start, slots, given_back)
 
 
 def test_what_was_encoded_is_decoded() -> None:
-    made = request((BASE, 512, 16), (BASE + 9, 0, 1), nbytes=256, given_back=(3, 2**64 - 1), slot_pieces=5)
+    made = request(
+        (BASE, 512, 16), (BASE + 9, 0, 1), nbytes=256, given_back=(3, 2**64 - 1), repeats=(5, 0, 2**63), start=4,
+        slots=Slots(30, 2, 9),
+    )  # fmt: skip
     found = GatherRequest.decode(made.encode())
-    assert (found.ticket, found.piece_bytes, found.given_back, found.slot_pieces) == (7, 256, (3, 2**64 - 1), 5)
+    assert (found.ticket, found.piece_bytes, found.given_back, found.start) == (7, 256, (3, 2**64 - 1), 4)
+    assert found.slots == made.slots and found.repeats.tolist() == [5, 0, 2**63]
     assert found.runs.addresses().tolist() == made.runs.addresses().tolist()
 
 
 def test_single_pieces_are_just_their_addresses() -> None:
     runs = runs_of(np.array([5, 1, 9, 2], np.uint64) * np.uint64(64) + np.uint64(BASE))
-    made = GatherRequest(7, 64, runs)
+    made = GatherRequest(7, 64, np.zeros(1, np.uint64), runs, 0, Slots(4, 4, 4))
     assert (len(runs.stride), len(runs.count), runs.pieces) == (0, 0, 4)
     assert GatherRequest.decode(made.encode()).runs.addresses().tolist() == runs.addresses().tolist()
 
 
-@pytest.mark.parametrize(("pieces", "slots"), [(2, [2]), (5, [5]), (6, [5, 1]), (15, [5, 5, 5])])
-def test_every_slot_but_the_last_is_full_and_has_a_ticket_of_its_own(pieces: int, slots: list[int]) -> None:
-    made = GatherRequest.decode(request((BASE, 512, pieces), slot_pieces=5).encode())
-    assert [found.count for found in made.slots(REGIONS, MOST_BYTES)] == slots
-    assert list(made.tickets) == [7 + number for number in range(len(slots))]
+@pytest.mark.parametrize(("pieces", "slots"), [(2, 1), (5, 1), (6, 2), (15, 3)])
+def test_every_slot_has_a_ticket_of_its_own(pieces: int, slots: int) -> None:
+    made = GatherRequest.decode(request((BASE, 512, pieces), slots=Slots(pieces, 5, 5)).encode())
+    assert list(made.tickets) == [7 + number for number in range(slots)]
 
 
 def test_a_request_for_nothing_has_no_tickets() -> None:
-    assert not request(ticket=0).tickets and not request((BASE, 0, 1), ticket=0).tickets
-
-
-REFUSED = {
-    "none": request(),
-    "empty pieces": request((BASE, 0, 1), nbytes=0),
-    "bytes overflow": request((BASE, 0, MOST_PIECES), nbytes=2**32 - 1),
-    "slots of too many bytes": request((BASE, 1 << 17, 4), nbytes=1 << 19, slot_pieces=3),
-    "too many bytes": request((BASE, 1 << 18, 5), nbytes=1 << 18),
-    "before a region": request((BASE - 1, 0, 1)),
-    "leaves its region": request((BASE, 1 << 20, 2)),
-    "over the end": request((BASE + (1 << 20) - 7, 0, 1)),
-    "between regions": request((BASE + (1 << 20), 0, 1)),
-    "past 64 bits": request((2**64 - 4, 0, 1)),
-    "a run past 64 bits": request((2**64 - 2**31, 2**31, 2)),
-    "nowhere": request((0, 0, 1)),
-}
-
-
-@pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED)
-def test_pieces_that_may_not_be_gathered_are_refused(refused: GatherRequest) -> None:
-    with pytest.raises(RemoteProtocolError):
-        GatherRequest.decode(refused.encode()).slots(REGIONS, MOST_BYTES)
+    assert not request((BASE, 0, 1), ticket=0).tickets
+    made = GatherRequest.decode(GatherRequest.for_nothing((3, 4)).encode())
+    assert not made.tickets and made.given_back == (3, 4)
 
 
 ABSURD = {
     "an empty run": request((BASE, 8, 3), (BASE, 0, 0)),
-    "too many pieces": request((BASE, 0, MOST_SLOTS * MOST_PIECES + 1)),
-    "too many slots": request((BASE, 0, MOST_SLOTS + 1), slot_pieces=1),
-    "too many pieces of a slot": request((BASE, 0, 1), slot_pieces=MOST_PIECES + 1),
-    "no pieces of a slot": request((BASE, 0, 1), slot_pieces=0),
-    "tickets that pass 64 bits": request((BASE, 0, 1), ticket=2**64 - 1),
+    "more pieces than there are": request((BASE, 0, 3), slots=Slots(4, 4, 4)),
+    "more pieces behind the first": request((BASE, 0, 3), start=1, slots=Slots(3, 3, 3)),
+    "more pieces than all repeats have": request((BASE, 0, 3), repeats=(0, 64), slots=Slots(7, 4, 4)),
+    "more pieces than can be counted": request((BASE, 0, 3), slots=Slots(2**64 - 1, 1, 1)),
+    "a first piece that cannot be counted": request((BASE, 0, 3), start=2**64 - 1, slots=Slots(1, 1, 1)),
+    "pieces of no repeat": request((BASE, 0, 3), repeats=(), slots=Slots(1, 1, 1)),
+    "too many pieces of the first slot": request((BASE, 0, 1), slots=Slots(1, MOST_PIECES + 1, 1)),
+    "too many pieces of other slots": request((BASE, 0, 1), slots=Slots(1, 1, MOST_PIECES + 1)),
+    "no pieces of the first slot": request((BASE, 0, 1), slots=Slots(1, 0, 1)),
+    "no pieces of other slots": request((BASE, 0, 1), slots=Slots(1, 1, 0)),
+    "tickets that pass 64 bits": request((BASE, 0, 2), ticket=2**64 - 1, slots=Slots(2, 1, 1)),
     "counts beyond 32 bits": request((BASE, 0, 2**32 - 1), (BASE, 0, 2**32 - 1)),
-    "too many runs": request(*[(BASE, 0, 1)] * (MOST_RUNS + 1)),
+    "too many pieces of all runs": request((BASE, 0, MOST_PATTERN_PIECES + 1), slots=Slots(1, 1, 1)),
+    "too many runs": request(*[(BASE, 0, 1)] * (MOST_RUNS + 1), slots=Slots(1, 1, 1)),
+    "too many repeats": request((BASE, 0, 1), repeats=(0,) * (MOST_REPEATS + 1), slots=Slots(1, 1, 1)),
     "too many tickets": request((BASE, 0, 1), given_back=tuple(range(MOST_GIVEN_BACK + 1))),
 }
 
 
 @pytest.mark.parametrize("absurd", ABSURD.values(), ids=ABSURD)
 def test_absurd_counts_are_refused_before_anything_is_made_of_them(absurd: GatherRequest) -> None:
+    slots = absurd.slots
     head = struct.pack(
-        "<4sIIIIIQ",
-        b"kvg3",
+        "<4sIIIIIIIQQQ",
+        b"kvg4",
         len(absurd.given_back),
+        len(absurd.repeats),
         len(absurd.runs.address),
         absurd.runs.pieces % 2**32,
         8,
-        absurd.slot_pieces,
+        slots.first,
+        slots.each,
         absurd.ticket,
+        absurd.start,
+        slots.pieces,
     )
     with pytest.raises(RemoteProtocolError):
         GatherRequest.decode(head + absurd.encode()[len(head) :] if absurd.runs.pieces < 2**32 else head)
@@ -118,26 +117,9 @@ def test_absurd_counts_are_refused_before_anything_is_made_of_them(absurd: Gathe
 
 def test_a_head_that_counts_otherwise_than_its_runs_is_refused() -> None:
     message = bytearray(request((BASE, 8, 3), (BASE, 0, 1)).encode())
-    message[12:16] = (5).to_bytes(4, "little")
+    message[16:20] = (5).to_bytes(4, "little")
     with pytest.raises(RemoteProtocolError, match="4 pieces, its head says 5"):
         GatherRequest.decode(bytes(message))
-
-
-def test_a_run_over_two_regions_is_gathered_when_each_piece_lies_in_one() -> None:
-    """The regions begin 2 MB apart."""
-    [made] = request((BASE, 2 << 20, 2)).slots(REGIONS, MOST_BYTES)
-    assert (made.count, made.size) == (2, 8)
-
-
-def test_pieces_that_overlap_may_be_gathered() -> None:
-    """They are only read; the same bytes twice are the reader's affair."""
-    assert request((BASE, 1, 100)).slots(REGIONS, MOST_BYTES)[0].nbytes == 800
-
-
-def test_memory_of_a_device_is_not_gathered() -> None:
-    device = RegionTable().with_regions([Region(BASE, 1 << 20, "VRAM", 0)])
-    with pytest.raises(RemoteProtocolError):
-        request((BASE, 0, 1)).slots(device, MOST_BYTES)
 
 
 @given(st.binary(max_size=300))
@@ -146,15 +128,13 @@ def test_any_bytes_are_a_request_or_refused(noise: bytes) -> None:
         GatherRequest.decode(noise)
 
 
-@given(st.integers(0, 100), st.integers(0, 255))
-def test_one_wrong_byte_is_refused_or_gathers_inside_the_regions(place: int, value: int) -> None:
-    damaged = bytearray(request((BASE, 512, 16), (BASE + 9, 0, 1), nbytes=256, given_back=(3, 4)).encode())
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_one_wrong_byte_is_refused_or_asks_for_pieces_that_it_names(place: int, value: int) -> None:
+    damaged = bytearray(request((BASE, 512, 16), (BASE + 9, 0, 1), repeats=(0, 64), given_back=(3, 4)).encode())
     damaged[place % len(damaged)] = value
     with suppress(RemoteProtocolError):
         found = GatherRequest.decode(bytes(damaged))
-        assert all(pieces.nbytes <= MOST_BYTES for pieces in found.slots(REGIONS, MOST_BYTES))
-        address = found.runs.addresses()
-        assert REGIONS.first_outside("DRAM", 0, address, np.full(len(address), found.piece_bytes, np.uint64)) is None
+        assert found.start + found.slots.pieces <= len(found.repeats) * len(found.runs.addresses())
 
 
 @pytest.mark.parametrize("cut", [1, 23, 24, 40])

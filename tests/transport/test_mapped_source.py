@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.transport.ring_world import GUARD, PROBE, World
+from tests.transport.ring_world import GUARD, PROBE, World, gather_message
 
 from kvweave.transport.agent_data import PROBE_BYTES, RingPlace
 from kvweave.transport.base import ReadState
 from kvweave.transport.gather_request import GatherRequest
 from kvweave.transport.mapped_source import MappedSource, map_ring
-from kvweave.transport.runs import NO_RUNS, runs_of
 from kvweave.transport.shared_memory import MappedMemory
 from kvweave.transport.staged_read import MOST_ASKED
 from kvweave.transport.staged_source import PATIENCE_SECONDS
@@ -83,7 +82,7 @@ def test_a_chunk_that_is_always_overtaken_is_read_directly_in_the_end(world: Wor
 def forged(world: World, ticket: int) -> bytes:
     """A request for pieces that the reader does not want."""
     address = np.full(16, world.memory.ctypes.data, np.uint64)
-    return GatherRequest(ticket, 256, runs_of(address)).encode()
+    return gather_message(ticket, 256, address)
 
 
 def visible(world: World) -> list[int]:
@@ -115,7 +114,7 @@ def test_a_slot_that_was_another_ones_meanwhile_is_not_believed_again(world: Wor
         asked = [("B", 1), ("B", 2), ("C", 3), ("C", 4)]
         for name, ticket in asked:
             world.ring.serve({name: [forged(world, ticket)]}, world.regions, later)
-        given_back = GatherRequest(0, 0, NO_RUNS, (3, 4)).encode()
+        given_back = GatherRequest.for_nothing((3, 4)).encode()
         world.ring.serve({"C": [given_back, forged(world, seen)]}, world.regions, later)
 
     watched(world, others)

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 from tests.runtime.ways import WAYS
+from tests.transport.ring_world import gather_message
 
 from kvweave.errors import ConfigurationError, TransportError, TransportErrorKind
 from kvweave.testing.source_process import SourceProcess
@@ -33,10 +34,8 @@ from kvweave.testing.transport_contract import (
 from kvweave.transport.agent_data import AgentData
 from kvweave.transport.base import ReadState
 from kvweave.transport.choice import Choice
-from kvweave.transport.gather_request import GatherRequest
 from kvweave.transport.piecewise import PiecewiseRead
 from kvweave.transport.rates import Cost, Rates
-from kvweave.transport.runs import runs_of
 from kvweave.transport.staged_read import StagedRead
 
 MANY = (np.arange(12_000) * 2_000, np.arange(12_000) * 2_000, np.full(12_000, 2_000))
@@ -384,10 +383,10 @@ def test_a_source_killed_amid_staged_reads_leaves_nothing_to_be_written_later(wo
 HOSTILE = {
     "nothing": b"",
     "noise": bytes(range(256)) * 40,
-    "only a head": b"kvg2" + b"\xff" * 16,
-    "a million runs": b"kvg2" + (0).to_bytes(4, "little") + (10**6).to_bytes(4, "little") + b"\x01" * 8,
-    "memory that is not registered": GatherRequest(7, 64, runs_of(np.full(1, 4096, np.uint64))).encode(),
-    "a megabyte": b"kvg2" + b"\x00" * (1 << 20),
+    "only a head": b"kvg4" + b"\xff" * 52,
+    "a million runs": b"kvg4" + bytes(8) + (10**6).to_bytes(4, "little") + b"\x01" * 40,
+    "memory that is not registered": gather_message(7, 64, np.full(1, 4096, np.uint64)),
+    "a megabyte": b"kvg4" + b"\x00" * (1 << 20),
 }
 
 

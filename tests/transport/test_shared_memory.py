@@ -148,6 +148,7 @@ def test_the_end_of_its_process_is_seen() -> None:
     ours, theirs = context.Pipe()
     process = context.Process(target=share, args=(theirs,))
     process.start()
+    theirs.close()
     found = mapped(ours.recv(), process=process.pid)
     assert found is not None and found.alive
     process.kill()

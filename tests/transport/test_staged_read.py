@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.base import ReadState
-from kvweave.transport.gather_request import MOST_PIECES, MOST_RUNS
+from kvweave.transport.gather_request import MOST_PIECES
 from kvweave.transport.part import Part
 from kvweave.transport.rows import ReadRows
 from kvweave.transport.staged_read import StagedRead
@@ -26,7 +25,9 @@ def staged(count: int, nbytes: int, settled: bool = True) -> StagedRead:
 def parts(read: StagedRead) -> Iterator[Part]:
     """All that it asks for."""
     while read.unasked:
-        yield read.next_part()[0]
+        batch, times_asked = read.next_batch()
+        assert times_asked == 0
+        yield from (batch.part(number) for number in range(batch.slots.count))
 
 
 @pytest.mark.parametrize(
@@ -49,28 +50,32 @@ def test_chunks_are_bounded_and_together_the_whole(count: int, nbytes: int, chun
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=60), st.integers(0, 2**32))
-def test_what_a_chunk_asks_for_is_what_it_scatters(sizes: list[int], seed: int) -> None:
-    """In rows of any sizes: each chunk has one size, and its source's pieces are its rows."""
+def test_what_a_batch_asks_for_is_what_its_rows_are(sizes: list[int], seed: int) -> None:
+    """In rows of any sizes: each batch has one size, and its source's pieces are its rows."""
     dice = np.random.default_rng(seed)
     nbytes = np.array(sizes, np.uint64)
     source, target = (dice.integers(1, 2**40, len(sizes)).astype(np.uint64) for _ in range(2))
     read = StagedRead("peer", ReadRows(source, target, nbytes), 1024, lambda: True)
-    found = list(parts(read))
-    assert sum(part.stop - part.start for part in found) == len(read.rows)
-    for part in found:
-        rows = read.rows.take(part.start, part.stop)
-        assert part.source.addresses().tolist() == rows.source_address.tolist()
-        assert {part.target.size} == set(rows.nbytes.tolist()) and part.target.count == len(rows)
+    covered = 0
+    while read.unasked:
+        batch, _ = read.next_batch()
+        rows = read.rows.take(batch.start, batch.stop)
+        asked = batch.request(7, ())
+        assert batch.start == covered and asked.start == 0 and asked.repeats.tolist() == [0]
+        assert asked.runs.addresses().tolist() == rows.source_address.tolist()
+        assert {asked.piece_bytes} == set(rows.nbytes.tolist())
+        covered = batch.stop
+    assert covered == len(read.rows)
 
 
 def test_it_is_done_when_nothing_is_unasked_open_waiting_or_posted() -> None:
     read = staged(1, 10)
-    part, _ = read.next_part()
+    read.next_batch()
     read.open = 1
     read.end_if_over()
     assert read.wanted
     read.open = 0
-    read.read_directly(part)
+    read.read_directly(0, 1)
     read.end_if_over()
     assert read.wanted
     read.waiting.clear()
@@ -86,10 +91,10 @@ def test_the_rest_is_read_directly() -> None:
 
 def test_a_cancelled_one_asks_and_reads_no_more() -> None:
     read = staged(1024, 4096)
-    part, _ = read.next_part()
+    read.next_batch()
     read.open = 1
     read.cancel(CANCELLED)
-    read.read_directly(part)
+    read.read_directly(0, 64)
     assert (read.state, read.error, len(read.unasked), len(read.waiting)) == (ReadState.FAILED, CANCELLED, 0, 0)
 
 
@@ -97,24 +102,3 @@ def test_it_does_not_end_before_its_source_is_settled() -> None:
     read = staged(1, 10, settled=False)
     read.cancel(CANCELLED)
     assert read.state is ReadState.CANCELLING
-
-
-def test_what_is_asked_for_together_has_one_size_and_full_chunks_but_the_last() -> None:
-    """The first, small chunk is asked for alone, since all else waits for it."""
-    read = staged(1024, 4096)
-    found = []
-    while read.unasked:
-        together = [part for part, _ in read.next_parts(4)]
-        assert len({part.ends for part in together}) == 1 and len({len(part) for part in together[:-1]}) <= 1
-        assert all(one.stop == other.start for one, other in pairwise(together))
-        assert len(together[-1]) <= len(together[0])
-        found.append(len(together))
-    assert sum(found) == 16 and max(found) == 4
-
-
-def test_as_many_are_asked_for_together_as_runs_fit() -> None:
-    dice = np.random.default_rng(0)
-    address = (1 + dice.permutation(4 * MOST_PIECES).astype(np.uint64)) * np.uint64(64)
-    read = StagedRead("peer", ReadRows(address, address, np.full(len(address), 16, np.uint64)), 1 << 20, lambda: True)
-    while read.unasked:
-        assert sum(len(part.source.address) for part, _ in read.next_parts(8)) <= MOST_RUNS

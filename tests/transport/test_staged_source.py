@@ -17,8 +17,8 @@ from kvweave.transport.gather_request import GatherRequest
 from kvweave.transport.landing import NUM_LANDINGS
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.rows import ReadRows
-from kvweave.transport.staged_source import AVOID_SECONDS, PATIENCE_SECONDS, WINDOW
-from kvweave.transport.staging_ring import STATUS_BYTES
+from kvweave.transport.staged_source import AVOID_SECONDS, MOST_BATCHES, PATIENCE_SECONDS, WINDOW
+from kvweave.transport.staging_ring import SILENT_SECONDS, STATUS_BYTES
 
 CANCELLED = TransportError(TransportErrorKind.CANCELLED, "given up")
 KINDS = {"read at once": (0, False), "under way for a while": (3, False), "mapped": (0, True)}
@@ -129,23 +129,74 @@ def test_a_ring_that_cannot_be_read_leaves_everything_to_direct_reading(world: W
     assert not world.source.usable(0.0)
 
 
-@pytest.mark.parametrize(
-    ("slots", "window"), [(1, 1), (4, 2), (2 * WINDOW, WINDOW), (8 * WINDOW, WINDOW)], ids="ring of {}".format
-)
-def test_no_more_chunks_are_open_than_slots_may_be_held(slots: int, window: int) -> None:
-    world = World(serving=False, slots=slots)
-    world.begin(world.rows(900))
-    world.round()
-    tickets = [ticket for message in world.agent.messages for ticket in GatherRequest.decode(message).tickets]
-    assert len(set(tickets)) == len(tickets) == window and all(tickets)
+@pytest.mark.parametrize("slots", [1, 4, 2 * WINDOW, 8 * WINDOW], ids="ring of {}".format)
+def test_a_read_of_one_size_is_asked_for_at_once(slots: int) -> None:
+    """After that nothing but tickets is sent, of half of what may be held together."""
+    world = World(slots=slots)
+    world.finish(world.begin(world.rows(900)))
+    sent = [GatherRequest.decode(message) for messages in world.sent for message in messages]
+    assert [len(request.tickets) for request in sent if request.ticket] == [sum(len(one.tickets) for one in sent)]
+    given_back = [len(request.given_back) for request in sent[1:]]
+    assert all(count == max(1, min(WINDOW, slots // 2) // 2) for count in given_back[:-1])
 
 
-def test_chunks_are_asked_for_several_together() -> None:
-    world = World(slots=2 * WINDOW)
-    world.finish(world.begin(world.rows(1000)))
-    sent = [sum(len(GatherRequest.decode(message).tickets) for message in messages) for messages in world.sent]
-    sent = [count for count in sent if count]
-    assert sent[0] == WINDOW and all(count % (WINDOW // 2) == 0 for count in sent[:-1])
+def test_only_so_many_batches_are_asked_for_at_once() -> None:
+    world = World(serving=False)
+    for _ in range(MOST_BATCHES + 3):
+        world.begin(world.rows(900))
+    for _ in range(5):
+        world.round()
+    assert len(world.agent.messages) == MOST_BATCHES
+
+
+def test_a_small_read_does_not_wait_for_a_large_one(world: World) -> None:
+    rows = world.rows(950)
+    large, small = world.begin(rows.take(0, 900)), world.begin(rows.take(900, 916))
+    world.finish(small)
+    assert not large.state.terminal
+    world.finish(large)
+    np.testing.assert_array_equal(world.target, world.expected(rows.take(0, 916)))
+
+
+def test_what_is_refused_half_way_is_read_directly_from_there_on(world: World) -> None:
+    """One piece lies nowhere; all of its slot and behind it is read directly, where that piece fails the read."""
+    rows = world.rows(500)
+    address = rows.source_address.copy()
+    address[250] = 4096
+    read = world.begin(ReadRows(address, rows.target_address, rows.nbytes))
+    for _ in range(60):
+        world.round()
+    left = sum(rows.total_bytes for rows in read.waiting)
+    assert 250 * 256 <= left <= 270 * 256
+    before = 500 - left // 256
+    np.testing.assert_array_equal(world.target, world.expected(rows.take(0, before)))
+    world.require_clean()
+
+
+def test_a_reader_that_was_stopped_for_long_goes_on_directly(world: World) -> None:
+    rows = world.rows(900)
+    read = world.begin(rows)
+    world.source.advance(0.0)
+    served = {"reader": list(world.agent.messages)}
+    world.agent.messages.clear()
+    while world.ring.serve(served, world.regions, 0.0):
+        served = {}
+    world.now = 3 * SILENT_SECONDS
+    world.ring.serve({}, world.regions, world.now)
+    for _ in range(40):
+        world.round()
+    assert read.waiting
+    world.finish_directly(read)
+    np.testing.assert_array_equal(world.target, world.expected(rows))
+    world.require_clean()
+
+
+def test_a_message_that_cannot_be_sent_leaves_its_rows_to_direct_reading(world: World) -> None:
+    read = world.begin(world.rows(500))
+    world.agent.fragile = 1
+    world.source.advance(0.0)
+    world.agent.fragile = 0
+    assert sum(rows.total_bytes for rows in read.waiting) == 500 * 256
 
 
 @st.composite

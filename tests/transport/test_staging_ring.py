@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from tests.transport.ring_world import gather_message
 
 from kvweave.core.layout import Region
-from kvweave.transport.gather_request import GatherRequest, shown
+from kvweave.transport.gather_request import MOST_PATTERN_PIECES, GatherRequest, shown
 from kvweave.transport.landing import NUM_REFUSED
 from kvweave.transport.regions import RegionTable
-from kvweave.transport.runs import NO_RUNS, Runs, runs_of
+from kvweave.transport.runs import Runs
+from kvweave.transport.slots import Slots
 from kvweave.transport.staging_ring import (
     ATTENDED_SECONDS,
     MOST_MESSAGES,
@@ -21,6 +23,7 @@ from kvweave.transport.staging_ring import (
     MOST_WAITING,
     PROBE_AT,
     RECLAIM_SECONDS,
+    SILENT_SECONDS,
     STATUS_BYTES,
     StagingRing,
 )
@@ -41,8 +44,9 @@ class Source:
 
     def message(self, ticket: int, *offsets: int, given_back: tuple[int, ...] = ()) -> bytes:
         address = np.array(offsets, np.uint64) + np.uint64(self.memory.ctypes.data)
-        runs = runs_of(address) if offsets else NO_RUNS
-        return GatherRequest(ticket, 64, runs, given_back).encode()
+        if not offsets:
+            return GatherRequest.for_nothing(given_back).encode()
+        return gather_message(ticket, 64, address, given_back=given_back)
 
     def serve(self, **messages: list[bytes]) -> None:
         """Until nothing is left to do."""
@@ -116,6 +120,12 @@ def test_readers_are_served_in_turn(source: Source) -> None:
     assert 5 in source.tickets and not {6, 7} <= set(source.tickets)
 
 
+def test_requests_of_one_reader_are_served_in_turn(source: Source) -> None:
+    """Whoever asks for little does not wait until all of a large one was gathered."""
+    source.serve(reader=[message_of_slots(source, 5, 4), source.message(20, 0)])
+    assert set(source.tickets) == {0, 5, 20}
+
+
 def test_a_flood_is_refused_beyond_its_readers_queue_and_others_are_served(source: Source) -> None:
     source.ask("flood", *range(1, 2 + SLOTS // 2 + MOST_WAITING))
     source.ask("flood", *range(100, 100 + MOST_WAITING))
@@ -130,10 +140,15 @@ def test_messages_beyond_a_rounds_are_not_read(source: Source) -> None:
     assert (source.ring.counts["malformed"], source.ring.counts["unread"]) == (MOST_MESSAGES, 7)
 
 
-def test_only_so_many_requests_wait_of_all_readers(source: Source) -> None:
-    for reader in range(MOST_QUEUED // MOST_WAITING + 3):
-        source.serve(**{f"reader{reader}": [source.message(100 * reader + 1 + i, 0) for i in range(MOST_WAITING)]})
-    assert source.ring.counts["refused"] >= MOST_WAITING
+def test_only_so_many_addresses_are_kept_of_all_readers(source: Source) -> None:
+    runs = Runs(np.array([0], np.uint64), np.array([1], np.uint32), np.array([MOST_PATTERN_PIECES], np.uint32))
+    asked = 0
+    while not source.ring.counts["refused"]:
+        slots = Slots(MOST_PATTERN_PIECES, 1, 1)
+        base = np.array([source.memory.ctypes.data], np.uint64)
+        ticket, asked = 10**9 * (asked + 1), asked + 1
+        source.serve(**{f"reader{asked}": [GatherRequest(ticket, 1, base, runs, 0, slots).encode()]})
+    assert asked == 1 + -(-MOST_QUEUED // (MOST_PATTERN_PIECES + 1))
 
 
 def test_only_so_many_readers_wait(source: Source) -> None:
@@ -180,7 +195,7 @@ def test_a_ticket_that_is_known_is_refused(source: Source) -> None:
 @pytest.mark.parametrize("offset", [-8192, 8192 - 63, 1 << 40], ids=["before", "over the end", "far away"])
 def test_memory_that_is_not_registered_is_refused(source: Source, offset: int) -> None:
     address = np.array([source.memory.ctypes.data + offset], np.uint64)
-    source.serve(reader=[GatherRequest(5, 64, runs_of(address)).encode()])
+    source.serve(reader=[gather_message(5, 64, address)])
     assert (source.tickets, source.refused) == ([0] * SLOTS, {5})
 
 
@@ -199,7 +214,7 @@ def test_readers_that_are_done_are_forgotten(source: Source) -> None:
 def message_of_slots(source: Source, ticket: int, slots: int, offset: int = 0) -> bytes:
     """So many slots of two pieces of 64 bytes, those of slot i from 128 i on."""
     address = np.arange(2 * slots, dtype=np.uint64) * np.uint64(64) + np.uint64(source.memory.ctypes.data + offset)
-    return GatherRequest(ticket, 64, runs_of(address), slot_pieces=2).encode()
+    return gather_message(ticket, 64, address, slot_pieces=2)
 
 
 def test_several_slots_of_one_message_have_tickets_one_after_another(source: Source) -> None:
@@ -212,22 +227,53 @@ def test_several_slots_of_one_message_have_tickets_one_after_another(source: Sou
     assert source.tickets == [0] * SLOTS
 
 
-def test_a_message_is_refused_with_all_its_slots(source: Source) -> None:
+def test_a_message_is_refused_from_its_first_bad_slot_on(source: Source) -> None:
     source.serve(reader=[message_of_slots(source, 5, 3, offset=8192 - 5 * 64)])
-    assert (source.tickets, source.refused) == ([0] * SLOTS, {5, 6, 7})
+    assert (set(source.tickets), source.refused) == ({0, 5, 6}, set())
+    source.serve(reader=[source.message(0, given_back=(5,))])
+    assert (set(source.tickets), source.refused) == ({0, 6}, {7})
 
 
-def test_one_of_several_slots_may_be_taken_back_while_it_waits(source: Source) -> None:
+def test_one_ticket_that_waits_takes_those_behind_it_back_too(source: Source) -> None:
     source.serve(reader=[message_of_slots(source, 5, 4)])
-    source.serve(reader=[source.message(0, given_back=(7,))])
+    source.serve(reader=[source.message(0, given_back=(8,))])
     source.serve(reader=[source.message(0, given_back=(5, 6))])
-    assert set(source.tickets) == {0, 8}
+    assert source.tickets == [0] * SLOTS
+
+
+def test_a_ticket_that_was_gathered_takes_nothing_else_back(source: Source) -> None:
+    source.serve(reader=[message_of_slots(source, 5, 4)])
+    source.serve(reader=[source.message(0, given_back=(5,))])
+    source.serve(reader=[source.message(0, given_back=(5,))])
+    assert set(source.tickets) == {0, 6, 7}
+
+
+def test_a_reader_never_loses_a_slot_to_himself(source: Source) -> None:
+    """He may have been stopped, and goes on with what he holds."""
+    source.serve(reader=[message_of_slots(source, 5, 4)])
+    source.now += 2 * RECLAIM_SECONDS
+    source.ask("reader", 20)
+    assert set(source.tickets) == {0, 5, 6}
+    source.serve(reader=[source.message(0, given_back=(5, 6))])
+    assert set(source.tickets) == {0, 7, 20}
+
+
+def test_one_who_holds_all_he_may_and_says_nothing_is_not_waited_for(source: Source) -> None:
+    source.serve(silent=[message_of_slots(source, 5, 4)])
+    source.now += 2 * SILENT_SECONDS
+    source.serve()
+    assert (set(source.tickets), source.refused) == ({0, 5, 6}, {7})
+    source.ask("first", 10, 11)
+    source.ask("second", 20, 21)
+    assert {10, 11, 20, 21} == set(source.tickets)
+    source.serve(silent=[source.message(0, given_back=(5, 6))])
+    assert {10, 11, 20, 21} == set(source.tickets)
 
 
 def test_tickets_of_another_message_are_not_given_twice(source: Source) -> None:
     source.ask("reader", 6)
     source.serve(other=[message_of_slots(source, 5, 2)])
-    assert set(source.tickets) == {0, 6} and source.ring.counts["refused"] == 2
+    assert set(source.tickets) == {0, 6} and source.ring.counts["refused"] == 1
 
 
 def test_what_is_shown_of_a_ticket_cannot_be_asked_for(source: Source) -> None:
@@ -254,18 +300,18 @@ def test_what_may_not_wait_is_refused_before_its_pieces_are_looked_at(source: So
     """A flood costs its reading and no more: these would be refused for their pieces, too."""
     source.ask("reader", *range(1, 1 + MOST_WAITING))
     source.ask("reader", *range(100, 100 + SLOTS // 2))
-    nowhere = Runs(np.full(1, 2**63, np.uint64), np.full(1, 8, np.uint32), np.full(1, 64, np.uint32))
     looked: list[int] = []
 
     class Watched(RegionTable):
-        def first_outside(self, *arguments: object, **named: object) -> int | None:
+        def holds(self, *arguments: object) -> bool:
             looked.append(1)
-            return super().first_outside(*arguments, **named)
+            return super().holds(*arguments)
 
     source.regions = Watched(source.regions.records)
-    source.serve(reader=[GatherRequest(4000, 8, nowhere).encode()])
+    nowhere = np.full(1, 2**63, np.uint64)
+    source.serve(reader=[gather_message(4000, 8, nowhere)])
     assert not looked and 4000 in source.refused
-    source.serve(other=[GatherRequest(4001, 8, nowhere).encode()])
+    source.serve(other=[gather_message(4001, 8, nowhere)])
     assert looked and 4001 in source.refused
 
 

@@ -1,7 +1,13 @@
-"""The parts of a read that its source gathers, one slot each: where their pieces come from, and where they go.
+"""What a read asks its source to gather: batches of rows of one size, each of them as parts, one slot each.
 
-Where rows are a pattern that is repeated, nothing but the pattern is looked at. A part ends where a run of pieces does,
-if runs are alike, so that the source finds them alike too.
+::
+
+    rows     4096 4096 4096 ... 100 100
+    batches  [4096 4096 4096 ...] [100 100]     a message each
+    parts    [4096] [4096 4096] ...             a slot each
+
+A part is made when its bytes are about to come. Where rows are a pattern that is repeated, nothing but the pattern is
+looked at, and one batch is all of them.
 """
 
 from __future__ import annotations
@@ -9,114 +15,112 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvweave.transport.gather_request import MOST_PIECES
+import numpy as np
+
+from kvweave.transport.gather_request import MOST_PATTERN_PIECES, MOST_PIECES, MOST_REPEATS, MOST_RUNS, GatherRequest
 from kvweave.transport.landing import LEAST_CHUNK_BYTES
 from kvweave.transport.pieces import PieceGrid, Pieces, stretches
 from kvweave.transport.rows import ReadRows
-from kvweave.transport.runs import Runs, runs_of
+from kvweave.transport.runs import runs_of
+from kvweave.transport.slots import Slots
 
-_LEAST_TOGETHER, _MOST_TOGETHER = 4_096, 65_536
+_LEAST_TOGETHER, _MOST_TOGETHER = 4_096, MOST_PATTERN_PIECES
+_ONCE = np.zeros(1, np.uint64)
 
 
 class Ends:
-    """Where rows of one size come from and go to; rows ``start <= i < stop`` of the read are ``rows``."""
+    """Where rows of one size come from and go to: ``runs`` from each of ``repeats``, and ``target``."""
 
-    def __init__(self, rows: ReadRows, start: int) -> None:
+    def __init__(self, rows: ReadRows) -> None:
         self.size = rows.longest
-        self._rows = rows
-        self._start = start
-        self._target: Pieces | PieceGrid
-        repeats = rows.repeats
-        if repeats is None:
-            runs = runs_of(rows.source_address)
-            self._target = Pieces(rows.target_address, self.size)
+        self.target: Pieces | PieceGrid
+        if rows.repeats is None:
+            self.repeats, self.runs = _ONCE, runs_of(rows.source_address)
+            self.target = Pieces(rows.target_address, self.size)
         else:
-            runs = runs_of(repeats.pattern.source_address)
-            self._target = PieceGrid(repeats.target, repeats.pattern.target_address, self.size)
-        self.unit = runs.unit
-        self._runs: Runs | None = None
-        if len(runs.count):
-            self._runs = runs if repeats is None else runs.repeated(repeats.source)
+            pattern = rows.repeats.pattern
+            self.repeats, self.runs = rows.repeats.source, runs_of(pattern.source_address)
+            self.target = PieceGrid(rows.repeats.target, pattern.target_address, self.size)
 
-    def source(self, start: int, stop: int) -> Runs:
-        """Where these rows of the read come from."""
-        start, stop = start - self._start, stop - self._start
-        if self._runs is None:
-            return Runs.single(self._rows.take(start, stop).source_address)
-        return self._runs.take(start, stop)
-
-    def target(self, start: int, stop: int) -> Pieces:
-        """Where they go."""
-        return self._target.take(start - self._start, stop - self._start)
-
-    def most_runs(self, start: int, stop: int) -> int:
-        """How many runs they are, or one or two more."""
-        if self._runs is None:
-            return stop - start
-        return self._runs.most_between(start - self._start, stop - self._start)
+    @property
+    def together(self) -> bool:
+        """Whether one message can name them all."""
+        runs = self.runs
+        within = len(self.repeats) <= MOST_REPEATS and len(runs.address) <= MOST_RUNS
+        return within and runs.pieces <= MOST_PATTERN_PIECES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Rows ``start <= i < stop`` of a read, all of one size: where they come from and go to."""
+    """Rows ``start <= i < stop`` of a read, all of one size, and where they go."""
 
     start: int
     stop: int
-    ends: Ends
-
-    def __len__(self) -> int:
-        return self.stop - self.start
+    target: Pieces
 
     @property
     def nbytes(self) -> int:
         """Bytes of all its rows."""
-        return len(self) * self.ends.size
-
-    @property
-    def source(self) -> Runs:
-        """Made anew whenever it is asked for."""
-        return self.ends.source(self.start, self.stop)
-
-    @property
-    def target(self) -> Pieces:
-        """Made anew whenever it is asked for."""
-        return self.ends.target(self.start, self.stop)
+        return self.target.nbytes
 
 
-def parts_of(rows: ReadRows, most_bytes: int) -> Iterator[Part]:
-    """Parts of arranged rows, the first one small, because all else waits for it. A row at least is in each."""
-    begin = 0
-    for start, stop in _blocks(rows, most_bytes):
-        ends = Ends(rows.take(start, stop), start)
-        count = _whole_runs(_most_pieces(ends.size, most_bytes), ends.unit)
-        small = _whole_runs(max(1, min(count, LEAST_CHUNK_BYTES // ends.size)), ends.unit)
-        while begin < stop:
-            end = min(begin + (count if begin else small), stop)
-            yield Part(begin, end, ends)
-            begin = end
-
-
-def _blocks(rows: ReadRows, most_bytes: int) -> Iterator[tuple[int, int]]:
-    """Rows of one size that are looked at together: those of a pattern all, others as many as make full parts, few of
-    them at first, because the source waits for them.
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Rows of one size that one message asks for: those of ``ends`` from number ``skipped`` on, as ``slots`` takes
+    them, of which the first is row ``start`` of the read.
     """
-    if rows.repeats is not None and rows.one_size is not None:
-        yield 0, len(rows)
+
+    start: int
+    slots: Slots
+    ends: Ends
+    skipped: int = 0
+
+    @property
+    def stop(self) -> int:
+        """The row behind the last one."""
+        return self.start + self.slots.pieces
+
+    def part(self, number: int) -> Part:
+        """The rows of one slot."""
+        start, stop = self.slots.bounds(number)
+        target = self.ends.target.take(self.skipped + start, self.skipped + stop)
+        return Part(self.start + start, self.start + stop, target)
+
+    def alone(self, number: int) -> Batch:
+        """The same rows of one slot, to be asked for once more."""
+        start, stop = self.slots.bounds(number)
+        pieces = stop - start
+        return Batch(self.start + start, Slots(pieces, pieces, pieces), self.ends, self.skipped + start)
+
+    def request(self, ticket: int, given_back: tuple[int, ...]) -> GatherRequest:
+        """What asks for it under ``ticket`` and those that follow."""
+        ends = self.ends
+        return GatherRequest(ticket, ends.size, ends.repeats, ends.runs, self.skipped, self.slots, given_back)
+
+
+def batches_of(rows: ReadRows, most_bytes: int) -> Iterator[Batch]:
+    """Batches of arranged rows. The first slot is small, because all else waits for it. A row at least is in each."""
+    for start, stop, ends in _ends_of(rows):
+        each = min(MOST_PIECES, max(1, most_bytes // ends.size))
+        first = each if start else max(1, min(each, LEAST_CHUNK_BYTES // ends.size))
+        yield Batch(start, Slots(stop - start, first, each), ends)
+
+
+def _ends_of(rows: ReadRows) -> Iterator[tuple[int, int, Ends]]:
+    """Rows of one size that are looked at together: those of a pattern all, others few at first, because the source
+    waits for them.
+    """
+    if rows.repeats is not None and rows.one_size is not None and (ends := Ends(rows)).together:
+        yield 0, len(rows), ends
         return
     together = _LEAST_TOGETHER
-    for start, stop in stretches(rows.nbytes) if len(rows) else ():
-        count = _most_pieces(int(rows.nbytes[start]), most_bytes)
-        begin = start
-        while begin < stop:
-            end = min(stop, begin + count * max(1, together // count))
-            yield begin, end
-            begin, together = end, min(2 * together, _MOST_TOGETHER)
-
-
-def _most_pieces(size: int, most_bytes: int) -> int:
-    return min(MOST_PIECES, max(1, most_bytes // size))
-
-
-def _whole_runs(count: int, unit: int) -> int:
-    """So many pieces or somewhat fewer, as runs have them."""
-    return count if unit > count else count - count % unit
+    for begin, end in stretches(rows.nbytes) if len(rows) else ():
+        start = begin
+        while start < end:
+            stop = min(end, start + together)
+            ends = Ends(rows.take(start, stop))
+            if not ends.together:
+                stop = min(end, start + MOST_RUNS)
+                ends = Ends(rows.take(start, stop))
+            yield start, stop, ends
+            start, together = stop, min(2 * together, _MOST_TOGETHER)

@@ -17,15 +17,16 @@ from typing import Any, Protocol
 
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.agent_data import RingPlace
-from kvweave.transport.gather_request import MOST_GIVEN_BACK, MOST_SLOTS, GatherRequest, shown
+from kvweave.transport.gather_request import MOST_GIVEN_BACK, GatherRequest, shown
 from kvweave.transport.landing import SLOT_BYTES
 from kvweave.transport.rows import ReadRows
-from kvweave.transport.runs import NO_RUNS, Runs
-from kvweave.transport.staged_read import MOST_ASKED, Chunk, StagedRead
+from kvweave.transport.staged_read import MOST_ASKED, Asked, Chunk, StagedRead
 
-WINDOW = MOST_SLOTS
-"""Chunks that are open at once, over all reads from one source, but no more than the slots that it lets a reader hold.
-Further ones are asked for when half of them are read, so that messages go together."""
+WINDOW = 8
+"""Chunks of one batch that are open at once, but no more than the slots that the source lets a reader hold. Tickets are
+given back when half of them are read, so that messages are few."""
+MOST_BATCHES = 8
+"""Batches that are asked for at once."""
 MOST_STEPS = 32
 """Slots taken in one call, where that is copying; about as many bytes as a round of direct reads has."""
 MOST_LOOKS = 60
@@ -72,6 +73,7 @@ class StagedSource(ABC):
         self._agent = agent
         self._lost = lost
         self._reads: deque[StagedRead] = deque()
+        self._asked: list[Asked] = []
         self._open: dict[int, Chunk] = {}
         self._given_back: deque[int] = deque()
         self._leaving = False
@@ -128,6 +130,7 @@ class StagedSource(ABC):
     def end(self) -> None:
         """Gives up what it holds, once nothing of it is under way."""
         self._open.clear()
+        self._asked.clear()
         self._reads.clear()
 
     @abstractmethod
@@ -152,34 +155,44 @@ class StagedSource(ABC):
             self._lose_patience(now)
 
     def _ask(self, now: float) -> bool:
-        """Asks for chunks of one read after the other, as far as the window is open, and gives tickets back; whether
-        it has asked for any.
-        """
-        before = len(self._open)
+        """Asks for what is wanted, opens what may come, and gives tickets back; whether a message was sent."""
         if not self._open:
             self._heard_at = now
-        if len(self._open) <= self._window // 2:
-            for _ in range(len(self._reads)):
-                read = self._reads[0]
-                while read.unasked and len(self._open) < self._window:
-                    self._ask_for(read)
-                self._reads.rotate(-1)
-        while self._given_back and not self._open:
-            self._send(0, 0, NO_RUNS)
-        return len(self._open) > before
+        sent = self._ask_for_batches()
+        for asked in self._asked:
+            self._open_chunks(asked)
+        while self._given_back and (not self._open or len(self._given_back) >= max(1, self._window // 2)):
+            self._send(GatherRequest.for_nothing(self._some_given_back()))
+            sent = True
+        return sent
 
-    def _ask_for(self, read: StagedRead) -> None:
-        asked = read.next_parts(self._window - len(self._open))
-        first = secrets.randbits(63) + 1
-        for ticket, (part, times_asked) in enumerate(asked, first):
-            self._open[ticket] = Chunk(read, part, ticket, shown(ticket), times_asked + 1)
-        read.open += len(asked)
-        (part, _), (last, _) = asked[0], asked[-1]
-        self._send(first, part.ends.size, part.ends.source(part.start, last.stop), len(part))
+    def _ask_for_batches(self) -> bool:
+        """Asks for one batch of each read after the other, the next one when chunks of all its parts are open."""
+        coming = {asked.read for asked in self._asked if asked.unopened}
+        sent = False
+        for read in self._reads:
+            if read.unasked and read not in coming and len(self._asked) < MOST_BATCHES:
+                batch, times_asked = read.next_batch()
+                asked = Asked(read, batch, secrets.randbits(63) + 1, times_asked + 1)
+                self._asked.append(asked)
+                read.open += batch.slots.count
+                self._send(batch.request(asked.ticket, self._some_given_back()))
+                sent = True
+        self._reads.rotate(-1)
+        return sent
 
-    def _send(self, ticket: int, piece_bytes: int, runs: Runs, slot_pieces: int = 1) -> None:
-        given_back = [self._given_back.popleft() for _ in range(min(len(self._given_back), MOST_GIVEN_BACK))]
-        request = GatherRequest(ticket, piece_bytes, runs, tuple(given_back), slot_pieces)
+    def _open_chunks(self, asked: Asked) -> None:
+        while asked.unopened and asked.open < self._window:
+            number = asked.opened
+            chunk = Chunk(asked, number, asked.batch.part(number), shown(asked.ticket + number))
+            self._open[chunk.ticket] = chunk
+            asked.opened += 1
+            asked.open += 1
+
+    def _some_given_back(self) -> tuple[int, ...]:
+        return tuple(self._given_back.popleft() for _ in range(min(len(self._given_back), MOST_GIVEN_BACK)))
+
+    def _send(self, request: GatherRequest) -> None:
         self._agent.notify(self._peer, request.encode())
 
     def _forget_unwanted(self) -> None:
@@ -187,19 +200,44 @@ class StagedSource(ABC):
         for chunk in tuple(self._open.values()):
             if not chunk.read.wanted and self._may_close(chunk):
                 self._close(chunk)
+        for asked in self._asked:
+            if not asked.read.wanted:
+                self._withdraw(asked)
+        self._asked = [asked for asked in self._asked if asked.open or asked.unopened]
         self._reads = deque(read for read in self._reads if read.wanted and (read.unasked or read.open))
 
+    def _withdraw(self, asked: Asked) -> None:
+        """Expects no more of a batch than what is open: one ticket given back unserved takes back those behind it."""
+        if asked.unopened:
+            self._given_back.append(asked.ticket + asked.opened)
+            asked.read.open -= asked.unopened if asked.read.wanted else 0
+            asked.opened = asked.batch.slots.count
+
+    def _read_unopened(self, asked: Asked) -> None:
+        """Reads directly what of a batch was not to be expected yet."""
+        if asked.unopened:
+            start, _ = asked.batch.slots.bounds(asked.opened)
+            asked.read.read_directly(asked.batch.start + start, asked.batch.stop)
+            self._withdraw(asked)
+
     def _read_refused(self, chunk: Chunk) -> None:
-        """What the source refuses is read directly."""
-        chunk.read.read_directly(chunk.part)
+        """What the source refuses is read directly, and so is the rest of its batch."""
+        self._read_unopened(chunk.asked)
+        for other in tuple(self._open.values()):
+            if other.asked is chunk.asked and other.number >= chunk.number and self._may_close(other):
+                self._read_chunk(other)
+
+    def _read_chunk(self, chunk: Chunk) -> None:
+        chunk.read.read_directly(chunk.part.start, chunk.part.stop)
         self._close(chunk)
 
     def _overtaken(self, chunk: Chunk) -> None:
         """The slot was another's before all of it was here: it is gathered once more, or read directly."""
-        if chunk.times_asked < MOST_ASKED:
-            chunk.read.unasked.append((chunk.part, chunk.times_asked))
+        asked = chunk.asked
+        if asked.times_asked < MOST_ASKED:
+            asked.read.unasked.append((asked.batch.alone(chunk.number), asked.times_asked))
         else:
-            chunk.read.read_directly(chunk.part)
+            asked.read.read_directly(chunk.part.start, chunk.part.stop)
 
     def _close(self, chunk: Chunk) -> None:
         """The chunk needs its ticket and its place here no more. What else is to become of its rows is said before:
@@ -211,6 +249,7 @@ class StagedSource(ABC):
     def _give_back(self, chunk: Chunk) -> None:
         """The source may use the chunk's slot again."""
         del self._open[chunk.ticket]
+        chunk.asked.open -= 1
         self._given_back.append(chunk.ticket)
 
     def _settle(self, chunk: Chunk) -> None:
@@ -222,9 +261,11 @@ class StagedSource(ABC):
     def _lose_patience(self, now: float) -> None:
         """Reads directly whatever was not gathered, or cannot be confirmed."""
         self._avoid_until = now + AVOID_SECONDS
+        for asked in self._asked:
+            self._read_unopened(asked)
         for chunk in tuple(self._open.values()):
             if not chunk.under_way:
-                self._read_refused(chunk)
+                self._read_chunk(chunk)
         for read in self._reads:
             read.read_rest_directly()
 

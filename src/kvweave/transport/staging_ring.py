@@ -9,8 +9,9 @@ What is shown of a slot's ticket is written when its bytes are there, and taken 
 reader that finds it both before and after it has read the slot has the right bytes, whatever else happens here: a
 ticket is used once, and nobody else can ask under it. Readers on this machine may map the ring; the probe tells them
 whose it is, and that it is still served.
-All else is for liveness. Readers wait in a queue each and are served in turn; one may hold half of the slots; a slot
-that nobody gave back is taken when it is needed and has been ready for ``RECLAIM_SECONDS``.
+All else is for liveness. Readers are served in turn, and so are the requests of one, a slot each; one may hold half of
+the slots; a slot that its reader did not give back is taken when another one needs it and it has been ready for
+``RECLAIM_SECONDS``. One who holds all that he may, and is silent for ``SILENT_SECONDS``, is not waited for.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import numpy as np
 from kvweave.errors import RemoteProtocolError
 from kvweave.transport.agent_data import PROBE_BYTES, RingPlace
 from kvweave.transport.gather_request import GatherRequest, shown
+from kvweave.transport.gathering import Gathering
 from kvweave.transport.landing import NUM_REFUSED, SLOT_BYTES
-from kvweave.transport.pieces import Pieces
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.rows import UInt64Array
 from kvweave.transport.shared_memory import SharedMemory
@@ -36,12 +37,14 @@ PROBE_AT = STATUS_BYTES - PROBE_BYTES
 RECLAIM_SECONDS = 1.0
 ATTENDED_SECONDS = 0.002
 """How long a reader is busy with half of what it may hold: until then it will say something again."""
+SILENT_SECONDS = 10.0
 MOST_WAITING = 16
+"""Requests of one reader that are not gathered as a whole yet."""
 MOST_READERS = 256
 MOST_MESSAGES = 64
 """Messages of one reader that are read in one round; it never sends as many."""
-MOST_QUEUED = 256
-"""Slots that are waited for, of all readers."""
+MOST_QUEUED = 1 << 22
+"""Addresses that are kept for requests of all readers."""
 
 
 def slot_offset(place: RingPlace, number: int) -> int:
@@ -57,16 +60,25 @@ class _Slot:
     ready_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    ticket: int
-    pieces: Pieces
+@dataclass(slots=True, eq=False)
+class _Request:
+    """What is gathered under ``tickets``, of which the first ``served`` are."""
+
+    tickets: range
+    gathering: Gathering
+    served: int = 0
+
+    @property
+    def waiting(self) -> range:
+        """The tickets that are not gathered yet."""
+        return self.tickets[self.served :]
 
 
 @dataclass(slots=True)
 class _Reader:
-    waiting: deque[_Wanted] = field(default_factory=deque)
+    requests: deque[_Request] = field(default_factory=deque)
     held: int = 0
+    heard_at: float = 0.0
 
 
 class StagingRing:
@@ -97,10 +109,10 @@ class StagingRing:
         """
         for name, sent in messages.items():
             for message in sent[:MOST_MESSAGES]:
-                self._take(name, message, regions)
+                self._take(name, message, regions, now)
             self.counts["unread"] += len(sent[MOST_MESSAGES:])
         served = any(self._serve(name, now) for name in tuple(self._readers))
-        for name in [name for name, reader in self._readers.items() if not reader.waiting and not reader.held]:
+        for name in [name for name, reader in self._readers.items() if not reader.requests and not reader.held]:
             del self._readers[name]
         return served
 
@@ -114,74 +126,97 @@ class StagingRing:
         """Whether a reader was served just now, and will soon say something again."""
         return now - self._served_at < ATTENDED_SECONDS
 
-    def _take(self, name: str, message: bytes, regions: RegionTable) -> None:
-        tickets = range(1)  # what is malformed has ticket 0
+    def _take(self, name: str, message: bytes, regions: RegionTable, now: float) -> None:
+        ticket = 0  # of what is malformed
+        if name in self._readers:
+            self._readers[name].heard_at = now
         try:
             request = GatherRequest.decode(message)
             for given_back in request.given_back:
                 self._give_back(name, given_back)
             if request.ticket:
-                tickets = request.tickets
-                self._require_room(name, tickets)
-                slots = request.slots(regions, self.place.slot_bytes)
-                self._readers.setdefault(name, _Reader()).waiting.extend(map(_Wanted, tickets, slots))
+                ticket = request.ticket
+                self._require_room(name, request.tickets)
+                found = _Request(request.tickets, Gathering(request, regions, self.place.slot_bytes))
+                self._readers.setdefault(name, _Reader(heard_at=now)).requests.append(found)
         except RemoteProtocolError:
-            for ticket in tickets:
-                self._refuse(ticket)
+            self._refuse(ticket)
 
     def _require_room(self, name: str, tickets: range) -> None:
-        """Raises ``RemoteProtocolError`` when so many more may not wait, or a ticket is known."""
+        """Raises ``RemoteProtocolError`` when one more may not wait, or a ticket is known."""
         if name not in self._readers and len(self._readers) >= MOST_READERS:
             raise RemoteProtocolError(f"gather request: more than {MOST_READERS} readers")
-        own = len(self._readers[name].waiting) if name in self._readers else 0
-        waiting = {wanted.ticket for reader in self._readers.values() for wanted in reader.waiting}
-        if own + len(tickets) > MOST_WAITING or len(waiting) + len(tickets) > MOST_QUEUED:
-            raise RemoteProtocolError(f"gather request: {own} of this reader and {len(waiting)} of all readers wait")
-        if not (waiting | self._held.keys()).isdisjoint(tickets):
+        own = len(self._readers[name].requests) if name in self._readers else 0
+        requests = [request for reader in self._readers.values() for request in reader.requests]
+        queued = sum(request.gathering.weight for request in requests)
+        if own >= MOST_WAITING or queued >= MOST_QUEUED:
+            raise RemoteProtocolError(f"gather request: {own} of this reader wait, {queued} addresses of all readers")
+        waiting = [request.waiting for request in requests]
+        if any(max(one.start, tickets.start) < min(one.stop, tickets.stop) for one in waiting) or any(
+            ticket in tickets for ticket in self._held
+        ):
             raise RemoteProtocolError("gather request: its ticket is known")
 
     def _refuse(self, ticket: int) -> None:
+        """Shows the first ticket of a request, or of its rest, that is not gathered."""
         self.counts["refused" if ticket else "malformed"] += 1
         if ticket and ticket not in self._held:
             self._refused[self.counts["refused"] % NUM_REFUSED] = shown(ticket)
 
     def _give_back(self, name: str, ticket: int) -> None:
-        """The reader needs the ticket no more, whether it was served or still waits."""
+        """The reader needs the ticket no more; if it still waits, nor those of its request that follow."""
         reader = self._readers.get(name)
         slot = self._held.get(ticket)
         if slot is not None and slot.reader == name:
             self._empty(slot)
         elif reader is not None:
-            reader.waiting = deque(wanted for wanted in reader.waiting if wanted.ticket != ticket)
+            reader.requests = deque(request for request in reader.requests if ticket not in request.waiting)
 
     def _serve(self, name: str, now: float) -> bool:
-        """Gathers for the reader once, when it waits and there is a slot for it; then it is the others' turn."""
+        """Gathers one slot for the reader, when it waits and there is one for it; then it is the others' turn."""
         reader = self._readers[name]
-        slot = self._slot_for(name, reader, now) if reader.waiting else None
+        slot = self._slot_for(name, reader, now) if reader.requests else None
         if slot is None:
             return False
         self._readers[name] = self._readers.pop(name)
-        wanted = reader.waiting.popleft()
+        request = reader.requests.popleft()
+        ticket = request.waiting[0]
+        try:
+            pieces = request.gathering.pieces(request.served)
+        except RemoteProtocolError:
+            self._free.append(slot)
+            self._refuse(ticket)
+            return True
         start = slot_offset(self.place, slot.number)
-        wanted.pieces.gather(self.memory[start : start + self.place.slot_bytes])
-        slot.ticket, slot.reader, slot.ready_at = wanted.ticket, name, now
-        self._held[wanted.ticket] = slot
+        pieces.gather(self.memory[start : start + self.place.slot_bytes])
+        slot.ticket, slot.reader, slot.ready_at = ticket, name, now
+        self._held[ticket] = slot
         reader.held += 1
-        self._tickets[slot.number] = shown(wanted.ticket)
+        self._tickets[slot.number] = shown(ticket)
         self._served_at = now
         self.counts["gathered"] += 1
+        request.served += 1
+        if request.waiting:
+            reader.requests.append(request)
         return True
 
     def _slot_for(self, name: str, reader: _Reader, now: float) -> _Slot | None:
-        within = reader.held < max(1, len(self._slots) // 2)
-        if not within or not self._free:
+        if reader.held >= max(1, len(self._slots) // 2):
+            if now - reader.heard_at > SILENT_SECONDS:
+                self._refuse_waiting(reader)
+            return None
+        if not self._free:
             stale = (slot for slot in self._held.values() if now - slot.ready_at > RECLAIM_SECONDS)
-            oldest = next((slot for slot in stale if within or slot.reader == name), None)
+            oldest = next((slot for slot in stale if slot.reader != name), None)
             if oldest is None:
                 return None
             self.counts["reclaimed"] += 1
             self._empty(oldest)
         return self._free.pop()
+
+    def _refuse_waiting(self, reader: _Reader) -> None:
+        while reader.requests:
+            self._refuse(reader.requests.popleft().waiting[0])
 
     def _empty(self, slot: _Slot) -> None:
         self._tickets[slot.number] = 0
