@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.transport.test_rates import RATES, rows
 
-from kvweave.transport.choice import LEAST_NOTED_BYTES, MOST_LATENESS, Choice
+from kvweave.transport.choice import LEAST_NOTED_BYTES, MOST_LATENESS, UNTRIED, Choice
 from kvweave.transport.rows import ReadRows
 
 SMALL = rows(4 << 10)
@@ -25,8 +25,10 @@ def test_the_cheaper_way_is_chosen() -> None:
 
 def test_one_late_read_does_not_decide_and_several_do() -> None:
     lateness = 1.2 * RATES.direct_seconds(SMALL) / EXPECTED
-    assert late(lateness, 1).prefers_staged(SMALL)
-    assert not late(lateness, 8).prefers_staged(SMALL)
+    for reads, staged in ((1, True), (8, False)):
+        choice = late(lateness, reads)
+        choice.direct.note(SMALL, RATES.direct_seconds(SMALL))
+        assert choice.prefers_staged(SMALL) == staged
 
 
 def test_what_gains_more_than_it_is_late_is_staged_still() -> None:
@@ -50,10 +52,38 @@ def test_it_is_tried_again_after_a_while() -> None:
     assert 10 < direct < 200
 
 
-def test_a_read_faster_than_expected_earns_no_credit() -> None:
+def test_reads_faster_than_expected_earn_some_credit() -> None:
+    """What a way costs may have been measured in a bad moment; but one size of pieces says little of others."""
     choice = late(0.01, 20)
-    assert not choice.prefers_staged(rows(64 << 10))
-    assert choice.prefers_staged(SMALL)
+    choice.direct.note(SMALL, RATES.direct_seconds(SMALL))
+    assert choice.prefers_staged(alike_both_ways())
+    assert not choice.prefers_staged(rows(256 << 10))
+
+
+def test_a_way_that_was_measured_too_dear_is_tried_and_then_taken() -> None:
+    """Within a third; what should take longer is not tried, because the try would take longer, too."""
+    alike = alike_both_ways()
+    for tried, other, prefers in (("staged", "direct", True), ("direct", "staged", False)):
+        choice = Choice(RATES)
+        used, better = getattr(choice, other), getattr(choice, tried)
+        used.note(alike, used.seconds(alike))
+        assert choice.prefers_staged(alike) == prefers
+        for _ in range(3):
+            better.note(alike, 0.6 * better.seconds(alike))
+            assert choice.prefers_staged(alike) == prefers
+        assert choice.prefers_staged(rows(64)) and not choice.prefers_staged(rows(1 << 20))
+
+
+def test_a_way_that_was_fast_once_is_tried_again() -> None:
+    choice = late(0.6, 8)
+    choice.direct.note(SMALL, 0.9 * RATES.direct_seconds(SMALL))
+    for _ in range(8):
+        choice.staged.note(SMALL, RATES.direct_seconds(SMALL))
+    direct = 0
+    while not choice.prefers_staged(SMALL):
+        choice.took(SMALL, choice.direct)
+        direct += 1
+    assert 0 < direct < 100
 
 
 def test_small_reads_say_nothing() -> None:
@@ -75,11 +105,12 @@ def test_late_direct_reads_count_as_late_ones_staged_do() -> None:
     assert 0 < staged < 200
 
 
-def test_late_direct_reads_make_nobody_try_the_other_way() -> None:
-    choice, alike = Choice(RATES), alike_both_ways()
+def test_late_direct_reads_make_nobody_try_the_other_way_where_it_should_take_longer() -> None:
+    choice, large = Choice(RATES), rows(256 << 10)
+    assert UNTRIED * RATES.staged_seconds(large) > RATES.direct_seconds(large)
     for _ in range(8):
-        choice.direct.note(alike, 2 * RATES.direct_seconds(alike))
-    assert not choice.prefers_staged(alike)
+        choice.direct.note(large, 2 * RATES.direct_seconds(large))
+    assert not choice.prefers_staged(large)
 
 
 def alike_both_ways() -> ReadRows:

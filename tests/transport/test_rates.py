@@ -60,6 +60,20 @@ def test_trials_find_the_costs_that_they_were_made_with() -> None:
     assert found.piece == pytest.approx(DIRECT.piece, rel=0.02)
 
 
+def test_what_is_counted_was_touched_before_and_touching_does_not_count() -> None:
+    trials = Trials(REGIONS, RingPlace(1 << 30, 16, 1 << 20), np.zeros(1 << 20, np.uint8))
+    touched: set[int] = set()
+    while trials.waiting:
+        number, tried = trials.waiting.popleft()
+        ends = {*tried.source_address.tolist(), *(tried.source_address + tried.nbytes - np.uint64(1)).tolist()}
+        if number == 1:
+            assert ends <= touched
+        if number == 3:
+            touched |= ends
+        trials.note(number, 9.0 if number == 3 else DIRECT.seconds(len(tried) if number == 1 else 0, tried.total_bytes))
+    assert trials.cost().piece == pytest.approx(DIRECT.piece, rel=0.02)
+
+
 def bounds_of(trials: Trials, landing: np.ndarray) -> tuple[int, int]:
     """Where the trials read; they land in the landing."""
     for _, tried in trials.waiting:

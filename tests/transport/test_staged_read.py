@@ -33,7 +33,7 @@ def parts(read: StagedRead) -> Iterator[Part]:
 @pytest.mark.parametrize(
     ("count", "nbytes", "chunks"),
     [
-        (1, 10, 1), (64, 4096, 1), (1024, 4096, 16), (MOST_PIECES + 1, 16, 2), (3, 1 << 20, 3), (1, 5 << 19, 3),
+        (1, 10, 1), (64, 4096, 1), (1024, 4096, 16), (MOST_PIECES + 1, 16, 3), (3, 1 << 20, 3), (1, 5 << 19, 3),
         (1 << 14, 4096, 65),
     ],
     ids=[

@@ -1,9 +1,10 @@
-"""Which way the reads from one source take: the cheaper one by measured costs, corrected by how late reads were.
+"""Which way the reads from one source take: the cheaper one by measured costs, corrected by what reads took.
 
 A staged read needs a turn of the source's process as well as of the reader's, which beside other work comes later than
 any measurement at start can know; and no measurement of a few pieces knows how many a request has. So each way counts
-as dear as its last reads were, and is tried again after a while: with every read that takes the other way for that
-reason alone, a twentieth of what was added is forgotten.
+as dear as its last reads were. One that was never tried is, where it should take little more than the other does. One
+that was late is tried again after a while: with every read that takes the other way for that reason alone, a twentieth
+of what it is above its best is forgotten.
 """
 
 from __future__ import annotations
@@ -13,31 +14,37 @@ from collections.abc import Callable
 from kvweave.transport.rates import Rates
 from kvweave.transport.rows import ReadRows
 
-MOST_LATENESS = 8.0
+LEAST_LATENESS, MOST_LATENESS = 0.5, 8.0
 LEAST_NOTED_BYTES = 1 << 20
 """Smaller reads say more about starting than about the way."""
+UNTRIED = 0.7
+"""Of what a way that was never tried should take, so much counts."""
 _NEW_SHARE = 0.5
 _KEPT_BY_OTHERS = 0.95
 
 
 class Way:
-    """One way: what reading by it should cost, and how many times as long its last reads took (``lateness``)."""
+    """One way: what reading by it should cost, and how many times as long its last reads took (``lateness``), and the
+    fastest of all (``best``; 1 at most, because what it should cost was measured too).
+    """
 
     def __init__(self, seconds: Callable[[ReadRows], float]) -> None:
         self.seconds = seconds
         self.lateness = 1.0
+        self.best = 1.0
         self.noted = False
 
     def note(self, rows: ReadRows, seconds: float) -> None:
         """A read of these rows took so long, from its begin to its end."""
         if rows.total_bytes >= LEAST_NOTED_BYTES:
-            found = min(max(seconds / self.seconds(rows), 1.0), MOST_LATENESS)
+            found = min(max(seconds / self.seconds(rows), LEAST_LATENESS), MOST_LATENESS)
             self.lateness += _NEW_SHARE * (found - self.lateness)
+            self.best = min(self.best, self.lateness)
             self.noted = True
 
     def forget(self) -> None:
         """Another way was taken because this one was late."""
-        self.lateness = 1.0 + _KEPT_BY_OTHERS * (self.lateness - 1.0)
+        self.lateness = self.best + _KEPT_BY_OTHERS * (self.lateness - self.best)
 
 
 class Choice:
@@ -48,14 +55,19 @@ class Choice:
         self.direct = Way(rates.direct_seconds)
 
     def prefers_staged(self, rows: ReadRows) -> bool:
-        """Whether staging these rows is likely to take less time. Until it was tried, it counts as late as direct
-        reading is: then the machine is slower than it seemed.
+        """Whether staging these rows is likely to take less time, or to be worth a try.
+
+        Until it was tried, it is expected as late as direct reading is: then the machine is slower than it seemed.
         """
-        lateness = self.staged.lateness if self.staged.noted else self.direct.lateness
-        return lateness * self.staged.seconds(rows) < self.direct.lateness * self.direct.seconds(rows)
+        staged, direct = self.staged.lateness, self.direct.lateness
+        if self.direct.noted and not self.staged.noted:
+            staged = UNTRIED * direct
+        elif self.staged.noted and not self.direct.noted:
+            direct = UNTRIED
+        return staged * self.staged.seconds(rows) < direct * self.direct.seconds(rows)
 
     def took(self, rows: ReadRows, way: Way) -> None:
-        """A read of these rows went that way; the other one is forgiven if it should have been the cheaper one."""
+        """A read of these rows went that way; the other one is forgiven if at its best it is the cheaper one."""
         other = self.direct if way is self.staged else self.staged
-        if other.seconds(rows) < way.seconds(rows):
+        if other.best * other.seconds(rows) < way.lateness * way.seconds(rows):
             other.forget()

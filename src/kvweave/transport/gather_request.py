@@ -28,7 +28,7 @@ from kvweave.transport.rows import UInt64Array
 from kvweave.transport.runs import NO_RUNS, Runs
 from kvweave.transport.slots import Slots
 
-MOST_PIECES = 8_192
+MOST_PIECES = 16_384
 """Of one slot."""
 MOST_RUNS = 8_192
 MOST_REPEATS = 8_192

@@ -14,7 +14,7 @@ from kvweave.transport.agent_data import MOST_RING_SLOTS
 from kvweave.transport.pieces import ByteArray
 from kvweave.transport.rows import UInt64Array
 
-SLOT_BYTES = 2 << 20
+SLOT_BYTES = 4 << 20
 LEAST_CHUNK_BYTES = 256 << 10
 NUM_REFUSED = 16
 """Tickets of requests that were refused, at the end of a status row."""

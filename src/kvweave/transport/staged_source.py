@@ -27,7 +27,7 @@ WINDOW = 8
 given back when half of them are read, so that messages are few."""
 MOST_BATCHES = 8
 """Batches that are asked for at once."""
-MOST_STEPS = 32
+MOST_STEPS = 16
 """Slots taken in one call, where that is copying; about as many bytes as a round of direct reads has."""
 MOST_LOOKS = 60
 """Looks without news in one call, some tenths of a millisecond together. Then others have a turn, which takes
@@ -197,6 +197,10 @@ class StagedSource(ABC):
 
     def _forget_unwanted(self) -> None:
         """Drops what belongs to doomed reads, once nothing of it is under way, and reads that ask for no more."""
+        if all(asked.read.wanted and (asked.open or asked.unopened) for asked in self._asked) and all(
+            read.wanted and (read.unasked or read.open) for read in self._reads
+        ):
+            return
         for chunk in tuple(self._open.values()):
             if not chunk.read.wanted and self._may_close(chunk):
                 self._close(chunk)

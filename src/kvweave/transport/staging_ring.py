@@ -31,7 +31,7 @@ from kvweave.transport.regions import RegionTable
 from kvweave.transport.rows import UInt64Array
 from kvweave.transport.shared_memory import SharedMemory
 
-NUM_SLOTS = 16
+NUM_SLOTS = 8
 STATUS_BYTES = 4_096
 PROBE_AT = STATUS_BYTES - PROBE_BYTES
 RECLAIM_SECONDS = 1.0
