@@ -30,11 +30,12 @@ class Effort:
         return Effort(rounds=5, openings=2, fragmented_bytes=128 << 20)
 
 
-def in_turns(contenders: Mapping[str, Contender], rounds: int) -> dict[str, list[float]]:
+def in_turns(contenders: Mapping[str, Contender], rounds: int, first: int = 0) -> dict[str, list[float]]:
     """Every contender's seconds, round after round.
 
     In as many rounds as there are contenders, or twice as many where that is odd, each goes first as often as any
-    other, and behind each other one as often: it finds in the caches what that one left there.
+    other, and behind each other one as often: it finds in the caches what that one left there. ``first`` says which
+    one begins: it finds what was there before all of them.
 
     >>> seconds = in_turns({"a": lambda: 1.0, "b": lambda: 2.0}, rounds=3)
     >>> seconds["a"], seconds["b"]
@@ -42,7 +43,7 @@ def in_turns(contenders: Mapping[str, Contender], rounds: int) -> dict[str, list
     """
     found: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
-    for number in range(rounds):
+    for number in range(first, first + rounds):
         for name in _order(names, number):
             found[name].append(contenders[name]())
     return found

@@ -65,8 +65,8 @@ def _measure(pair: Pair, case: _Case, effort: Effort) -> Seconds:
             fetcher.read(*tables)
             pair.require_delivered(*tables)
         contenders = {way.value: lambda reader=fetcher: reader.read(*tables) for way, fetcher in fetchers.items()}
-        for _ in range(effort.openings):
-            for name, seconds in in_turns(contenders, READS_A_ROUND).items():
+        for opening in range(effort.openings):
+            for name, seconds in in_turns(contenders, READS_A_ROUND, opening).items():
                 found.setdefault(name, []).extend(seconds)
             for kind in (Kind.INCUMBENT, Kind.SINGLE):
                 with pair.incumbent(kind) as incumbent:

@@ -2,14 +2,16 @@
 
 A staged read needs a turn of the source's process as well as of the reader's, which beside other work comes later than
 any measurement at start can know; and no measurement of a few pieces knows how many a request has. So each way counts
-as dear as its last reads were. One that was never tried is, where it should take little more than the other does. One
-that was late is tried again after a while: with every read that takes the other way for that reason alone, a twentieth
-of what it is above its best is forgotten.
+as dear as its last few reads were, in their median. One that was never tried is, where it should take little more than
+the other does. One that was late is tried again after a while: with every read that takes the other way for that reason
+alone, a twentieth of what it is above its best is forgotten.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 
 from kvweave.transport.rates import Rates
 from kvweave.transport.rows import ReadRows
@@ -19,13 +21,13 @@ LEAST_NOTED_BYTES = 1 << 20
 """Smaller reads say more about starting than about the way."""
 UNTRIED = 0.7
 """Of what a way that was never tried should take, so much counts."""
-_NEW_SHARE = 0.5
+_READS = 5
 _KEPT_BY_OTHERS = 0.95
 
 
 class Way:
-    """One way: what reading by it should cost, and how many times as long its last reads took (``lateness``), and the
-    fastest of all (``best``; 1 at most, because what it should cost was measured too).
+    """One way: what reading by it should cost, how many times as long its last reads took (``lateness``), and the least
+    that this ever was (``best``). What it should cost was measured too, and counts as one read.
     """
 
     def __init__(self, seconds: Callable[[ReadRows], float]) -> None:
@@ -33,12 +35,14 @@ class Way:
         self.lateness = 1.0
         self.best = 1.0
         self.noted = False
+        self._found = deque((1.0,), _READS)
 
     def note(self, rows: ReadRows, seconds: float) -> None:
         """A read of these rows took so long, from its begin to its end."""
         if rows.total_bytes >= LEAST_NOTED_BYTES:
             found = min(max(seconds / self.seconds(rows), LEAST_LATENESS), MOST_LATENESS)
-            self.lateness += _NEW_SHARE * (found - self.lateness)
+            self._found.append(found)
+            self.lateness = median(self._found)
             self.best = min(self.best, self.lateness)
             self.noted = True
 
