@@ -28,6 +28,7 @@ _Placed = tuple[int, PieceArray, PlaceArray]
 MOST_SIZES = 32
 """Different sizes that are gathered for one read; one with more has its rows cut into powers of two."""
 _PIECES_IN_STRETCH = 16
+_MADE_TOGETHER = 32_768
 _MOST_ARRAY_BYTES = 2**62
 """What numpy takes for the size of an array, also of one whose elements overlap."""
 
@@ -99,12 +100,16 @@ class Pieces:
 
 
 class PieceGrid:
-    """Pieces of ``size`` bytes at each of some distances from each of some addresses, of which some are to be moved."""
+    """Pieces of ``size`` bytes at each of some distances from each of some addresses, of which some are to be moved.
 
-    __slots__ = ("_distance", "_first", "_memory", "size")
+    Where they lie is made for many at once, because between two copies all that is done costs a multiple.
+    """
+
+    __slots__ = ("_begin", "_distance", "_first", "_made", "_memory", "size")
 
     def __init__(self, first: UInt64Array, distance: UInt64Array, size: int) -> None:
         self.size = size
+        self._begin, self._made = 0, distance[:0]
         self._memory: PieceArray | None = None
         self._first, self._distance = first, distance
         base, least, step = first.min(), distance.min(), np.uint64(size)
@@ -117,7 +122,11 @@ class PieceGrid:
 
     def take(self, start: int, stop: int) -> Pieces:
         """The pieces ``start <= i < stop``, the distance changing faster."""
-        found = sums(self._first, self._distance, start, stop)
+        if not self._begin <= start <= stop <= self._begin + len(self._made):
+            count = len(self._first) * len(self._distance)
+            last = min(count, max(stop, start + _MADE_TOGETHER))
+            self._begin, self._made = start, sums(self._first, self._distance, start, last)
+        found = self._made[start - self._begin : stop - self._begin]
         if self._memory is None:
             return Pieces(found, self.size)
         return Pieces.of(self.size, len(found), ((0, self._memory, found.view(np.intp)),))
