@@ -4,7 +4,7 @@ A staged read needs a turn of the source's process as well as of the reader's, w
 any measurement at start can know; and no measurement of a few pieces knows how many a request has. So each way counts
 as dear as its last few reads were, in their median. One that was never tried is, where it should take little more than
 the other does. One that was late is tried again after a while: with every read that takes the other way for that reason
-alone, a twentieth of what it is above its best is forgotten.
+alone, a fiftieth of what it is above its best is forgotten.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEAST_NOTED_BYTES = 1 << 20
 UNTRIED = 0.7
 """Of what a way that was never tried should take, so much counts."""
 _READS = 5
-_KEPT_BY_OTHERS = 0.95
+_KEPT_BY_OTHERS = 0.98
 
 
 class Way:
