@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.transport.memory_agent import MemoryAgent
-from tests.transport.ring_world import GUARD, MEMORY_BYTES, World
+from tests.transport.ring_world import GUARD, MEMORY_BYTES, World, gather_message
 
 from kvweave.errors import TransportError, TransportErrorKind
 from kvweave.transport.base import ReadState
@@ -18,7 +18,7 @@ from kvweave.transport.landing import NUM_LANDINGS
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.rows import ReadRows
 from kvweave.transport.staged_source import AVOID_SECONDS, MOST_BATCHES, PATIENCE_SECONDS, WINDOW
-from kvweave.transport.staging_ring import SILENT_SECONDS, STATUS_BYTES
+from kvweave.transport.staging_ring import RECLAIM_SECONDS, SILENT_SECONDS, STATUS_BYTES
 
 CANCELLED = TransportError(TransportErrorKind.CANCELLED, "given up")
 KINDS = {"read at once": (0, False), "under way for a while": (3, False), "mapped": (0, True)}
@@ -197,6 +197,50 @@ def test_a_message_that_cannot_be_sent_leaves_its_rows_to_direct_reading(world: 
     world.source.advance(0.0)
     world.agent.fragile = 0
     assert sum(rows.total_bytes for rows in read.waiting) == 500 * 256
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3, 4])
+def test_after_a_message_that_was_lost_reads_are_gathered_again(world: World, failing: int) -> None:
+    """Whatever it should have given back is given back with the next one."""
+    notify, numbers = world.agent.notify, iter(range(1, 1000))
+
+    def fragile(peer: str, message: bytes) -> None:
+        if next(numbers) == failing:
+            raise TransportError(TransportErrorKind.UNAVAILABLE, "once")
+        notify(peer, message)
+
+    world.agent.notify = fragile  # type: ignore[method-assign]
+    for seed in range(3):
+        world.now += AVOID_SECONDS
+        read = world.begin(rows := world.rows(800, seed))
+        for _ in range(300):
+            world.round()
+        assert seed == 0 or not read.waiting
+        world.finish_directly(read)
+        world.target[:] = np.where(world.target == world.expected(rows), GUARD, 0)
+        assert (world.target == GUARD).all()
+    world.require_clean()
+
+
+def test_a_reader_that_was_away_while_others_needed_slots_is_served_again(world: World) -> None:
+    away = world.begin(world.rows(800))
+    world.round()
+    world.round()
+    for number in range(1, 4):
+        world.now += 2 * RECLAIM_SECONDS
+        asked = np.full(2, world.memory.ctypes.data, np.uint64)
+        for name in ("second", "third"):
+            ticket = (number << 40) + len(name)
+            world.ring.serve({name: [gather_message(ticket, 256, asked, 1)]}, world.regions, world.now)
+            world.ring.serve({}, world.regions, world.now)
+    for _ in range(100):
+        world.round()
+        world.now += 0.1
+    world.finish_directly(away)
+    world.now += AVOID_SECONDS
+    read = world.begin(world.rows(800, 1))
+    world.finish(read)
+    assert not read.waiting
 
 
 @st.composite

@@ -217,6 +217,20 @@ def message_of_slots(source: Source, ticket: int, slots: int, offset: int = 0) -
     return gather_message(ticket, 64, address, slot_pieces=2)
 
 
+def test_a_silent_reader_with_several_requests_is_served_what_he_forgot_he_holds(source: Source) -> None:
+    source.serve(silent=[message_of_slots(source, 5, 4), message_of_slots(source, 50, 4)])
+    assert set(source.tickets) == {0, 5, 50}
+    source.now += 2 * SILENT_SECONDS
+    source.serve()
+    assert len(set(source.tickets) - {0}) == 2 and source.ring.counts["reclaimed"] >= 1
+    source.now += 2 * SILENT_SECONDS
+    source.serve()
+    source.now += 2 * SILENT_SECONDS
+    source.serve()
+    held = source.ring._readers["silent"]
+    assert not held.requests and held.held == 2
+
+
 def test_several_slots_of_one_message_have_tickets_one_after_another(source: Source) -> None:
     source.serve(reader=[message_of_slots(source, 5, SLOTS)])
     for number in range(SLOTS):
@@ -248,14 +262,43 @@ def test_a_ticket_that_was_gathered_takes_nothing_else_back(source: Source) -> N
     assert set(source.tickets) == {0, 6, 7}
 
 
-def test_a_reader_never_loses_a_slot_to_himself(source: Source) -> None:
-    """He may have been stopped, and goes on with what he holds."""
+def test_a_request_never_loses_a_slot_to_itself(source: Source) -> None:
+    """Its reader may have been stopped, and goes on with what he holds."""
+    source.serve(reader=[message_of_slots(source, 5, 4)])
+    source.now += 2 * RECLAIM_SECONDS
+    source.serve()
+    assert set(source.tickets) == {0, 5, 6}
+    source.serve(reader=[source.message(0, given_back=(5, 6))])
+    assert set(source.tickets) == {0, 7, 8}
+
+
+def test_one_that_loses_a_slot_to_another_one_is_refused_from_there_on(source: Source) -> None:
+    """Where a reader forgot what he holds, his next request gets it."""
     source.serve(reader=[message_of_slots(source, 5, 4)])
     source.now += 2 * RECLAIM_SECONDS
     source.ask("reader", 20)
-    assert set(source.tickets) == {0, 5, 6}
-    source.serve(reader=[source.message(0, given_back=(5, 6))])
-    assert set(source.tickets) == {0, 7, 20}
+    assert (set(source.tickets), source.refused) == ({0, 6, 20}, {5})
+    source.serve(reader=[source.message(0, given_back=(6, 20))])
+    assert source.tickets == [0] * SLOTS
+
+
+def test_readers_that_ended_keep_nobody_waiting_for_long(source: Source) -> None:
+    for number in range(1, 9):
+        source.serve(**{f"ended {number}": [message_of_slots(source, 100 * number, 50)]})
+    source.ask("living", 1000)
+    waited = 0
+    while 1000 not in source.tickets:
+        source.now += 2 * RECLAIM_SECONDS
+        waited += 1
+        source.serve()
+    assert waited <= 8
+    for ticket in range(1001, 1021):
+        source.now += 2 * RECLAIM_SECONDS
+        source.serve(living=[source.message(ticket, 0, given_back=(ticket - 1,))])
+        source.now += 2 * RECLAIM_SECONDS
+        source.serve()
+        assert ticket in source.tickets
+    assert source.ring.counts["gathered"] <= 21 + 8 * SLOTS
 
 
 def test_one_who_holds_all_he_may_and_says_nothing_is_not_waited_for(source: Source) -> None:

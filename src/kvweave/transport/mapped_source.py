@@ -62,8 +62,9 @@ class MappedSource(StagedSource):
             slot = status.index(chunk.shown)
             if slot < self.place.num_slots:
                 self._take(chunk, slot)
-                return True
-            self._read_refused(chunk)
+            else:
+                self._read_refused(chunk)
+            return True
         self._mind_patience(now)
         return asked
 

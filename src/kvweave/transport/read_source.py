@@ -104,6 +104,8 @@ class ReadSource(StagedSource):
         refused = status[self.place.num_slots : self.place.num_slots + NUM_REFUSED].tolist()
         ready = []
         for chunk in tuple(self._open.values()):
+            if chunk.ticket not in self._open:
+                continue  # its batch was refused
             if chunk.landed:
                 self._heard_at = now
                 if self._is_confirmed(chunk, tickets[chunk.slot]):

@@ -13,6 +13,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Protocol
 
 from kvweave.errors import TransportError, TransportErrorKind
@@ -190,10 +191,13 @@ class StagedSource(ABC):
             asked.open += 1
 
     def _some_given_back(self) -> tuple[int, ...]:
-        return tuple(self._given_back.popleft() for _ in range(min(len(self._given_back), MOST_GIVEN_BACK)))
+        return tuple(islice(self._given_back, MOST_GIVEN_BACK))
 
     def _send(self, request: GatherRequest) -> None:
+        """Sends it; only then its tickets are given back."""
         self._agent.notify(self._peer, request.encode())
+        for _ in request.given_back:
+            self._given_back.popleft()
 
     def _forget_unwanted(self) -> None:
         """Drops what belongs to doomed reads, once nothing of it is under way, and reads that ask for no more."""
@@ -279,4 +283,3 @@ class StagedSource(ABC):
             self._lost(self._peer, error)
         else:
             self._lose_patience(now)
-            self._given_back.clear()

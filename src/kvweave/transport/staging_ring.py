@@ -10,8 +10,9 @@ reader that finds it both before and after it has read the slot has the right by
 ticket is used once, and nobody else can ask under it. Readers on this machine may map the ring; the probe tells them
 whose it is, and that it is still served.
 All else is for liveness. Readers are served in turn, and so are the requests of one, a slot each; one may hold half of
-the slots; a slot that its reader did not give back is taken when another one needs it and it has been ready for
-``RECLAIM_SECONDS``. One who holds all that he may, and is silent for ``SILENT_SECONDS``, is not waited for.
+the slots. A slot that was not given back is taken when another request needs it and it has been ready for
+``RECLAIM_SECONDS``; then all else that its request waits for is refused. So is what one waits for who holds all that
+he may and is silent for ``SILENT_SECONDS``.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class _Slot:
     number: int
     ticket: int = 0
     reader: str = ""
+    request: _Request | None = None
     ready_at: float = 0.0
 
 
@@ -175,21 +177,29 @@ class StagingRing:
     def _serve(self, name: str, now: float) -> bool:
         """Gathers one slot for the reader, when it waits and there is one for it; then it is the others' turn."""
         reader = self._readers[name]
-        slot = self._slot_for(name, reader, now) if reader.requests else None
-        if slot is None:
-            return False
-        self._readers[name] = self._readers.pop(name)
-        request = reader.requests.popleft()
+        for request in tuple(reader.requests):
+            slot = self._slot_for(name, reader, request, now)
+            if slot is not None:
+                self._readers[name] = self._readers.pop(name)
+                reader.requests.remove(request)
+                self._gather(name, reader, request, slot, now)
+                return True
+        if self._has_his_share(reader) and now - reader.heard_at > SILENT_SECONDS:
+            while reader.requests:
+                self._refuse(reader.requests.popleft().waiting[0])
+        return False
+
+    def _gather(self, name: str, reader: _Reader, request: _Request, slot: _Slot, now: float) -> None:
         ticket = request.waiting[0]
         try:
             pieces = request.gathering.pieces(request.served)
         except RemoteProtocolError:
             self._free.append(slot)
             self._refuse(ticket)
-            return True
+            return
         start = slot_offset(self.place, slot.number)
         pieces.gather(self.memory[start : start + self.place.slot_bytes])
-        slot.ticket, slot.reader, slot.ready_at = ticket, name, now
+        slot.ticket, slot.reader, slot.request, slot.ready_at = ticket, name, request, now
         self._held[ticket] = slot
         reader.held += 1
         self._tickets[slot.number] = shown(ticket)
@@ -198,30 +208,37 @@ class StagingRing:
         request.served += 1
         if request.waiting:
             reader.requests.append(request)
-        return True
 
-    def _slot_for(self, name: str, reader: _Reader, now: float) -> _Slot | None:
-        if reader.held >= max(1, len(self._slots) // 2):
-            if now - reader.heard_at > SILENT_SECONDS:
-                self._refuse_waiting(reader)
-            return None
-        if not self._free:
-            stale = (slot for slot in self._held.values() if now - slot.ready_at > RECLAIM_SECONDS)
-            oldest = next((slot for slot in stale if slot.reader != name), None)
-            if oldest is None:
+    def _slot_for(self, name: str, reader: _Reader, request: _Request, now: float) -> _Slot | None:
+        """A free slot, or one that was not given back for long: of anybody, or of this reader where he has his share.
+        No request takes its own: its reader may have been stopped, and go on with what is there.
+        """
+        full = self._has_his_share(reader)
+        if full or not self._free:
+            for slot in self._held.values():
+                stale = now - slot.ready_at > RECLAIM_SECONDS and slot.request is not request
+                if stale and (not full or slot.reader == name):
+                    self._reclaim(slot)
+                    break
+            else:
                 return None
-            self.counts["reclaimed"] += 1
-            self._empty(oldest)
         return self._free.pop()
 
-    def _refuse_waiting(self, reader: _Reader) -> None:
-        while reader.requests:
-            self._refuse(reader.requests.popleft().waiting[0])
+    def _has_his_share(self, reader: _Reader) -> bool:
+        return reader.held >= max(1, len(self._slots) // 2)
+
+    def _reclaim(self, slot: _Slot) -> None:
+        ticket, request, owner = slot.ticket, slot.request, self._readers.get(slot.reader)
+        self._empty(slot)
+        self.counts["reclaimed"] += 1
+        self._refuse(ticket)
+        if owner is not None:
+            owner.requests = deque(other for other in owner.requests if other is not request)
 
     def _empty(self, slot: _Slot) -> None:
         self._tickets[slot.number] = 0
         del self._held[slot.ticket]
         if slot.reader in self._readers:
             self._readers[slot.reader].held -= 1
-        slot.ticket = 0
+        slot.ticket, slot.request = 0, None
         self._free.append(slot)
