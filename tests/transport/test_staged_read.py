@@ -26,6 +26,7 @@ def parts(read: StagedRead) -> Iterator[Part]:
     """All that it asks for."""
     while read.unasked:
         batch, times_asked = read.next_batch()
+        read.look_ahead()
         assert times_asked == 0
         yield from (batch.part(number) for number in range(batch.slots.count))
 
@@ -59,6 +60,7 @@ def test_what_a_batch_asks_for_is_what_its_rows_are(sizes: list[int], seed: int)
     covered = 0
     while read.unasked:
         batch, _ = read.next_batch()
+        read.look_ahead()
         rows = read.rows.take(batch.start, batch.stop)
         asked = batch.request(7, ())
         assert batch.start == covered and asked.start == 0 and asked.repeats.tolist() == [0]
@@ -71,6 +73,7 @@ def test_what_a_batch_asks_for_is_what_its_rows_are(sizes: list[int], seed: int)
 def test_it_is_done_when_nothing_is_unasked_open_waiting_or_posted() -> None:
     read = staged(1, 10)
     read.next_batch()
+    read.look_ahead()
     read.open = 1
     read.end_if_over()
     assert read.wanted
@@ -92,6 +95,7 @@ def test_the_rest_is_read_directly() -> None:
 def test_a_cancelled_one_asks_and_reads_no_more() -> None:
     read = staged(1024, 4096)
     read.next_batch()
+    read.look_ahead()
     read.open = 1
     read.cancel(CANCELLED)
     read.read_directly(0, 64)

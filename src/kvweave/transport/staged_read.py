@@ -57,14 +57,13 @@ class StagedRead(PiecewiseRead):
         return self.state is ReadState.IN_PROGRESS
 
     def next_batch(self) -> tuple[Batch, int]:
-        """What is to be asked for next, and how often it was; ``unasked`` is empty after the last one.
+        """What is to be asked for next, and how often it was. Then ``look_ahead``, which makes the batch behind it."""
+        return self.unasked.popleft()
 
-        Batches are made as they are asked for: the source gathers the first one meanwhile.
-        """
-        found = self.unasked.popleft()
+    def look_ahead(self) -> None:
+        """From here on ``unasked`` is empty only if nothing is left: the source gathers the batch before meanwhile."""
         if not self.unasked:
             self.unasked.extend((batch, 0) for batch in islice(self._rest, 1))
-        return found
 
     def read_directly(self, start: int, stop: int) -> None:
         """Has the rows ``start <= i < stop`` read without the source's help, if they are still of use."""
@@ -75,6 +74,7 @@ class StagedRead(PiecewiseRead):
         """The same for all that was not asked for yet."""
         while self.unasked:
             batch, _ = self.next_batch()
+            self.look_ahead()
             self.read_directly(batch.start, batch.stop)
 
     def cancel(self, error: TransportError) -> None:

@@ -177,7 +177,10 @@ class StagedSource(ABC):
                 asked = Asked(read, batch, secrets.randbits(63) + 1, times_asked + 1)
                 self._asked.append(asked)
                 read.open += batch.slots.count
-                self._send(batch.request(asked.ticket, self._some_given_back()))
+                try:
+                    self._send(batch.request(asked.ticket, self._some_given_back()))
+                finally:
+                    read.look_ahead()
                 sent = True
         self._reads.rotate(-1)
         return sent
