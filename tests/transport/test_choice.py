@@ -102,7 +102,7 @@ def test_late_direct_reads_count_as_late_ones_staged_do() -> None:
     while choice.prefers_staged(alike):
         choice.took(alike, choice.staged)
         staged += 1
-    assert 0 < staged < 1000
+    assert 0 < staged < 400
 
 
 def test_late_direct_reads_make_nobody_try_the_other_way_where_it_should_take_longer() -> None:

@@ -25,9 +25,8 @@ def staged(count: int, nbytes: int, settled: bool = True) -> StagedRead:
 def parts(read: StagedRead) -> Iterator[Part]:
     """All that it asks for."""
     while read.unasked:
-        batch, times_asked = read.next_batch()
-        read.look_ahead()
-        assert times_asked == 0
+        batch = read.next_batch()
+        assert batch.times_asked == 0
         yield from (batch.part(number) for number in range(batch.slots.count))
 
 
@@ -59,8 +58,7 @@ def test_what_a_batch_asks_for_is_what_its_rows_are(sizes: list[int], seed: int)
     read = StagedRead("peer", ReadRows(source, target, nbytes), 1024, lambda: True)
     covered = 0
     while read.unasked:
-        batch, _ = read.next_batch()
-        read.look_ahead()
+        batch = read.next_batch()
         rows = read.rows.take(batch.start, batch.stop)
         asked = batch.request(7, ())
         assert batch.start == covered and asked.start == 0 and asked.repeats.tolist() == [0]
@@ -73,7 +71,6 @@ def test_what_a_batch_asks_for_is_what_its_rows_are(sizes: list[int], seed: int)
 def test_it_is_done_when_nothing_is_unasked_open_waiting_or_posted() -> None:
     read = staged(1, 10)
     read.next_batch()
-    read.look_ahead()
     read.open = 1
     read.end_if_over()
     assert read.wanted
@@ -95,11 +92,10 @@ def test_the_rest_is_read_directly() -> None:
 def test_a_cancelled_one_asks_and_reads_no_more() -> None:
     read = staged(1024, 4096)
     read.next_batch()
-    read.look_ahead()
     read.open = 1
     read.cancel(CANCELLED)
     read.read_directly(0, 64)
-    assert (read.state, read.error, len(read.unasked), len(read.waiting)) == (ReadState.FAILED, CANCELLED, 0, 0)
+    assert (read.state, read.error, read.unasked, len(read.waiting)) == (ReadState.FAILED, CANCELLED, False, 0)
 
 
 def test_it_does_not_end_before_its_source_is_settled() -> None:

@@ -9,7 +9,6 @@ from kvweave.transport.gather_request import GatherRequest
 from kvweave.transport.pieces import PieceGrid, Pieces
 from kvweave.transport.regions import RegionTable
 from kvweave.transport.rows import UInt64Array, sums
-from kvweave.transport.slots import Slots
 
 
 class Gathering:
@@ -22,7 +21,7 @@ class Gathering:
     """
 
     def __init__(self, request: GatherRequest, regions: RegionTable, most_bytes: int) -> None:
-        self.slots: Slots = request.slots
+        self.slots = request.slots
         self._size, self._start, self._regions = request.piece_bytes, request.start, regions
         nbytes = self.slots.most * self._size
         if not 0 < nbytes <= most_bytes:

@@ -67,13 +67,14 @@ class Part:
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """Rows of one size that one message asks for: those of ``ends`` from number ``skipped`` on, as ``slots`` takes
-    them, of which the first is row ``start`` of the read.
+    them, of which the first is row ``start`` of the read. They were asked for ``times_asked`` times before.
     """
 
     start: int
     slots: Slots
     ends: Ends
     skipped: int = 0
+    times_asked: int = 0
 
     @property
     def stop(self) -> int:
@@ -89,8 +90,8 @@ class Batch:
     def alone(self, number: int) -> Batch:
         """The same rows of one slot, to be asked for once more."""
         start, stop = self.slots.bounds(number)
-        pieces = stop - start
-        return Batch(self.start + start, Slots(pieces, pieces, pieces), self.ends, self.skipped + start)
+        slots = Slots(stop - start, stop - start, stop - start)
+        return Batch(self.start + start, slots, self.ends, self.skipped + start, self.times_asked + 1)
 
     def request(self, ticket: int, given_back: tuple[int, ...]) -> GatherRequest:
         """What asks for it under ``ticket`` and those that follow."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from kvweave.errors import TransportError
@@ -39,14 +38,15 @@ class StagedRead(PiecewiseRead):
     and scattering overlap there too.
     """
 
-    __slots__ = ("_rest", "_settled", "open", "unasked", "under_way")
+    __slots__ = ("_again", "_batches", "_settled", "_stop", "open", "under_way")
 
     def __init__(self, peer: str, rows: ReadRows, slot_bytes: int, settled: Callable[[], bool]) -> None:
         super().__init__(peer, rows.take(0, 0))
         self.rows = arranged(rows, slot_bytes)
         most_bytes = chunk_bytes(self.rows.total_bytes, slot_bytes)
-        self._rest = batches_of(self.rows, most_bytes)
-        self.unasked = deque((batch, 0) for batch in islice(self._rest, 1))
+        self._batches = batches_of(self.rows, most_bytes)
+        self._stop = 0
+        self._again: deque[Batch] = deque()
         self.open = 0
         self.under_way = 0
         self._settled = settled
@@ -56,14 +56,27 @@ class StagedRead(PiecewiseRead):
         """Whether chunks are still of use."""
         return self.state is ReadState.IN_PROGRESS
 
-    def next_batch(self) -> tuple[Batch, int]:
-        """What is to be asked for next, and how often it was. Then ``look_ahead``, which makes the batch behind it."""
-        return self.unasked.popleft()
+    @property
+    def unasked(self) -> bool:
+        """Whether there is anything to be asked for."""
+        return bool(self._again) or self._stop < len(self.rows)
 
-    def look_ahead(self) -> None:
-        """From here on ``unasked`` is empty only if nothing is left: the source gathers the batch before meanwhile."""
-        if not self.unasked:
-            self.unasked.extend((batch, 0) for batch in islice(self._rest, 1))
+    @property
+    def asking(self) -> bool:
+        """Whether anything of it is to be asked for, or to come."""
+        return self.wanted and (self.unasked or self.open > 0)
+
+    def next_batch(self) -> Batch:
+        """What is to be asked for next. It is made now: the source gathers the one before meanwhile."""
+        if self._again:
+            return self._again.popleft()
+        batch = next(self._batches)
+        self._stop = batch.stop
+        return batch
+
+    def ask_again(self, batch: Batch) -> None:
+        """Rows that were asked for, and did not come."""
+        self._again.append(batch)
 
     def read_directly(self, start: int, stop: int) -> None:
         """Has the rows ``start <= i < stop`` read without the source's help, if they are still of use."""
@@ -73,15 +86,14 @@ class StagedRead(PiecewiseRead):
     def read_rest_directly(self) -> None:
         """The same for all that was not asked for yet."""
         while self.unasked:
-            batch, _ = self.next_batch()
-            self.look_ahead()
+            batch = self.next_batch()
             self.read_directly(batch.start, batch.stop)
 
     def cancel(self, error: TransportError) -> None:
         """Asks for no further chunk, and scatters none."""
         if not self.state.terminal:
-            self.unasked.clear()
-            self._rest = iter(())
+            self._again.clear()
+            self._stop = len(self.rows)
             self.open = 0
         super().cancel(error)
 
@@ -100,7 +112,6 @@ class Asked:
     read: StagedRead
     batch: Batch
     ticket: int
-    times_asked: int
     opened: int = 0
     open: int = 0
 
@@ -108,6 +119,11 @@ class Asked:
     def unopened(self) -> int:
         """How many parts are not chunks yet."""
         return self.batch.slots.count - self.opened
+
+    @property
+    def left(self) -> bool:
+        """Whether anything of it is open, or will be."""
+        return self.open > 0 or self.unopened > 0
 
 
 @dataclass(slots=True, eq=False)

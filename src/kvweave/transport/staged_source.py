@@ -173,14 +173,11 @@ class StagedSource(ABC):
         sent = False
         for read in self._reads:
             if read.unasked and read not in coming and len(self._asked) < MOST_BATCHES:
-                batch, times_asked = read.next_batch()
-                asked = Asked(read, batch, secrets.randbits(63) + 1, times_asked + 1)
+                batch = read.next_batch()
+                asked = Asked(read, batch, secrets.randbits(63) + 1)
                 self._asked.append(asked)
                 read.open += batch.slots.count
-                try:
-                    self._send(batch.request(asked.ticket, self._some_given_back()))
-                finally:
-                    read.look_ahead()
+                self._send(batch.request(asked.ticket, self._some_given_back()))
                 sent = True
         self._reads.rotate(-1)
         return sent
@@ -204,9 +201,8 @@ class StagedSource(ABC):
 
     def _forget_unwanted(self) -> None:
         """Drops what belongs to doomed reads, once nothing of it is under way, and reads that ask for no more."""
-        if all(asked.read.wanted and (asked.open or asked.unopened) for asked in self._asked) and all(
-            read.wanted and (read.unasked or read.open) for read in self._reads
-        ):
+        asked_are_wanted = all(asked.read.wanted and asked.left for asked in self._asked)
+        if asked_are_wanted and all(read.asking for read in self._reads):
             return
         for chunk in tuple(self._open.values()):
             if not chunk.read.wanted and self._may_close(chunk):
@@ -214,8 +210,8 @@ class StagedSource(ABC):
         for asked in self._asked:
             if not asked.read.wanted:
                 self._withdraw(asked)
-        self._asked = [asked for asked in self._asked if asked.open or asked.unopened]
-        self._reads = deque(read for read in self._reads if read.wanted and (read.unasked or read.open))
+        self._asked = [asked for asked in self._asked if asked.left]
+        self._reads = deque(read for read in self._reads if read.asking)
 
     def _withdraw(self, asked: Asked) -> None:
         """Expects no more of a batch than what is open: one ticket given back unserved takes back those behind it."""
@@ -244,11 +240,11 @@ class StagedSource(ABC):
 
     def _overtaken(self, chunk: Chunk) -> None:
         """The slot was another's before all of it was here: it is gathered once more, or read directly."""
-        asked = chunk.asked
-        if asked.times_asked < MOST_ASKED:
-            asked.read.unasked.append((asked.batch.alone(chunk.number), asked.times_asked))
+        again = chunk.asked.batch.alone(chunk.number)
+        if again.times_asked < MOST_ASKED:
+            chunk.read.ask_again(again)
         else:
-            asked.read.read_directly(chunk.part.start, chunk.part.stop)
+            chunk.read.read_directly(chunk.part.start, chunk.part.stop)
 
     def _close(self, chunk: Chunk) -> None:
         """The chunk needs its ticket and its place here no more. What else is to become of its rows is said before:
