@@ -74,6 +74,18 @@ def test_a_way_that_was_measured_too_dear_is_tried_and_then_taken() -> None:
         assert choice.prefers_staged(rows(64)) and not choice.prefers_staged(rows(1 << 20))
 
 
+def test_a_way_whose_reads_are_never_noted_is_tried_once() -> None:
+    """Direct reads beside others are not; the way is not taken for ever because nothing is known of it."""
+    dearer = next(some for some in map(rows, range(64 << 10, 256, -256)) if Choice(RATES).prefers_staged(some))
+    choice, ways = Choice(RATES), []
+    for _ in range(20):
+        ways.append(choice.staged if choice.prefers_staged(dearer) else choice.direct)
+        if ways[-1] is choice.staged:
+            choice.staged.note(dearer, RATES.staged_seconds(dearer))
+        choice.took(dearer, ways[-1])
+    assert ways == [choice.staged, choice.direct] + [choice.staged] * 18
+
+
 def test_a_way_that_was_fast_once_is_tried_again() -> None:
     choice = late(0.6, 8)
     choice.direct.note(SMALL, 0.9 * RATES.direct_seconds(SMALL))

@@ -34,7 +34,7 @@ class Way:
         self.seconds = seconds
         self.lateness = 1.0
         self.best = 1.0
-        self.noted = False
+        self.tried = False
         self._found = deque((1.0,), _READS)
 
     def note(self, rows: ReadRows, seconds: float) -> None:
@@ -44,7 +44,7 @@ class Way:
             self._found.append(found)
             self.lateness = median(self._found)
             self.best = min(self.best, self.lateness)
-            self.noted = True
+            self.tried = True
 
     def forget(self) -> None:
         """Another way was taken because this one was late."""
@@ -64,14 +64,17 @@ class Choice:
         Until it was tried, it is expected as late as direct reading is: then the machine is slower than it seemed.
         """
         staged, direct = self.staged.lateness, self.direct.lateness
-        if self.direct.noted and not self.staged.noted:
+        if self.direct.tried and not self.staged.tried:
             staged = UNTRIED * direct
-        elif self.staged.noted and not self.direct.noted:
+        elif self.staged.tried and not self.direct.tried:
             direct = UNTRIED
         return staged * self.staged.seconds(rows) < direct * self.direct.seconds(rows)
 
     def took(self, rows: ReadRows, way: Way) -> None:
-        """A read of these rows went that way; the other one is forgiven if at its best it is the cheaper one."""
+        """A read of these rows went that way, which is a try whether what it took was noted or not; the other one is
+        forgiven if at its best it is the cheaper one.
+        """
+        way.tried = way.tried or rows.total_bytes >= LEAST_NOTED_BYTES
         other = self.direct if way is self.staged else self.staged
         if other.best * other.seconds(rows) < way.lateness * way.seconds(rows):
             other.forget()
